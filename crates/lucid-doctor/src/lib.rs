@@ -1,0 +1,1 @@
+//! Evidence, checks, findings, causes, report: what is wrong with a deployment.

@@ -1,0 +1,1 @@
+//! Planted faults, and how well the doctor finds them.

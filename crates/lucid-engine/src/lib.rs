@@ -1,0 +1,1 @@
+//! The model: configuration, weights, KV cache, forward pass, sampler, scheduler.
