@@ -1,5 +1,33 @@
 //! Reads model checkpoints: config.json, safetensors, the quantized layouts and their exact decoding.
+//!
+//! A [`Checkpoint`] is a folder as Hugging Face lays it out, or the same files compiled into the binary.
+//! Weights stay memory-mapped and packed; a [`Matrix`] says how to turn each row into `f32`.
+//! Nothing here knows what a model does with its weights.
 
+mod bytes;
+mod checkpoint;
+mod config;
+mod dtype;
+mod error;
+mod files;
+pub mod float16;
+pub mod float8;
+mod generation;
+mod index;
+mod layout;
+mod matrix;
+pub mod nvfp4;
+mod safetensors;
 mod token;
 
+pub use bytes::Bytes;
+pub use checkpoint::{Checkpoint, Tensor};
+pub use config::{Config, Indexer, IndexerLayer, MoE, Quantization, ScoringFunc, Yarn};
+pub use dtype::Dtype;
+pub use error::Error;
+pub use files::Files;
+pub use float8::e4m3_to_f32;
+pub use float16::{bf16_to_f32, f16_to_f32};
+pub use generation::Generation;
+pub use matrix::{Layout, Matrix, Packed};
 pub use token::TokenId;

@@ -1,0 +1,166 @@
+//! Decides from the tensors that are there how a matrix is stored.
+
+use crate::checkpoint::{Checkpoint, Tensor, spellings};
+use crate::{Dtype, Error, Matrix, Packed, nvfp4};
+
+const SUPPORTED: &str = "BF16, F16, F32 and F8_E4M3 without scales, and ModelOpt NVFP4 (U8 weight with weight_scale and weight_scale_2)";
+
+/// What follows the module's path in the name of a weight tensor, most usual first.
+const WEIGHTS: [&str; 3] = ["weight", "weight_packed", "qweight"];
+
+/// Tensors beside a weight that mean that its values are not the plain numbers that its type suggests.
+const SCALES: [&str; 5] =
+    ["weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "weight_zero_point"];
+
+pub(crate) fn matrix(
+    checkpoint: &Checkpoint,
+    module: &str,
+    rows: usize,
+    cols: usize,
+) -> Result<Matrix, Error> {
+    let found = spellings(module).find_map(|module| {
+        let weight = WEIGHTS.iter().find_map(|weight| checkpoint.exact(&format!("{module}.{weight}")))?;
+        Some((module, weight))
+    });
+    let Some((module, weight)) = found else {
+        // Through `tensor` for its message; it can't be there.
+        return checkpoint
+            .tensor(&format!("{module}.weight"))
+            .and_then(|t| Err(unsupported(checkpoint, t, "?")));
+    };
+    let parts = Parts { checkpoint, module, weight };
+    let packed = match &weight.dtype {
+        _ if !weight.name.ends_with(".weight") => return Err(parts.unsupported_packed()),
+        Dtype::U8 => parts.nvfp4(rows, cols)?,
+        dtype => {
+            if let Some(scale) = SCALES.iter().find_map(|scale| parts.sibling(scale)) {
+                let kind = if *dtype == Dtype::F8E4m3 { "FP8 with scales" } else { "a scaled type" };
+                let layout = format!("{kind} ({dtype} with {} of shape {:?})", scale.name, scale.shape);
+                return Err(unsupported(checkpoint, weight, &layout));
+            }
+            parts.plain(rows, cols)?
+        }
+    };
+    Ok(Matrix { name: weight.name.clone(), rows, cols, packed })
+}
+
+fn unsupported(checkpoint: &Checkpoint, tensor: &Tensor, layout: &str) -> Error {
+    Error::UnsupportedLayout {
+        tensor: tensor.name.clone(),
+        shard: checkpoint.files().location(&tensor.shard),
+        layout: layout.to_owned(),
+        supported: SUPPORTED,
+    }
+}
+
+/// A module's weight and the tensors beside it.
+struct Parts<'a> {
+    checkpoint: &'a Checkpoint,
+    /// As this checkpoint spells it.
+    module: String,
+    weight: &'a Tensor,
+}
+
+impl<'a> Parts<'a> {
+    fn sibling(&self, suffix: &str) -> Option<&'a Tensor> {
+        self.checkpoint.exact(&format!("{}.{suffix}", self.module))
+    }
+
+    fn plain(&self, rows: usize, cols: usize) -> Result<Packed, Error> {
+        let pack = match self.weight.dtype {
+            Dtype::F32 => Packed::F32,
+            Dtype::F16 => Packed::F16,
+            Dtype::Bf16 => Packed::Bf16,
+            Dtype::F8E4m3 => Packed::F8E4m3,
+            _ => {
+                return Err(unsupported(
+                    self.checkpoint,
+                    self.weight,
+                    &format!("type {}", self.weight.dtype),
+                ));
+            }
+        };
+        self.check_shape(self.weight, &[rows, cols])?;
+        Ok(pack(self.weight.bytes.clone()))
+    }
+
+    /// `W[o, i] = E2M1(weight[o, i]) * E4M3(weight_scale[o, i / 16]) * weight_scale_2`.
+    fn nvfp4(&self, rows: usize, cols: usize) -> Result<Packed, Error> {
+        let Some(scales) = self.sibling("weight_scale") else {
+            let layout = format!("U8 without {}.weight_scale", self.module);
+            return Err(unsupported(self.checkpoint, self.weight, &layout));
+        };
+        if !cols.is_multiple_of(nvfp4::BLOCK) {
+            let problem = format!("NVFP4 needs a multiple of 16 columns, the matrix has {cols}");
+            return Err(self.broken(self.weight, problem));
+        }
+        self.check_shape(self.weight, &[rows, cols / 2])?;
+        if scales.dtype != Dtype::F8E4m3 {
+            let problem = format!("NVFP4 block scales are F8_E4M3, these are {}", scales.dtype);
+            return Err(self.broken(scales, problem));
+        }
+        self.check_shape(scales, &[rows, cols / nvfp4::BLOCK])?;
+        let Some(global) = self.sibling("weight_scale_2") else {
+            let problem = format!(
+                "NVFP4 without its global scale {}.weight_scale_2: the weights would be wrong by orders of magnitude",
+                self.module
+            );
+            return Err(self.broken(self.weight, problem));
+        };
+        let global_scale = self.scalar(global)?;
+        if !global_scale.is_finite() || global_scale <= 0.0 {
+            let problem =
+                format!("the global scale is {global_scale}; it must be finite and greater than zero");
+            return Err(self.broken(global, problem));
+        }
+        let input_scale = self.sibling("input_scale").map(|scale| self.scalar(scale)).transpose()?;
+        Ok(Packed::Nvfp4 {
+            codes: self.weight.bytes.clone(),
+            scales: scales.bytes.clone(),
+            global_scale,
+            input_scale,
+        })
+    }
+
+    /// A single F32, stored with shape `[]` or `[1]`.
+    fn scalar(&self, tensor: &Tensor) -> Result<f32, Error> {
+        match (&tensor.dtype, tensor.shape.as_slice(), tensor.bytes.first_chunk::<4>()) {
+            (Dtype::F32, [] | [1], Some(value)) => Ok(f32::from_le_bytes(*value)),
+            _ => {
+                let problem =
+                    format!("expected one F32 value, found {} of shape {:?}", tensor.dtype, tensor.shape);
+                Err(self.broken(tensor, problem))
+            }
+        }
+    }
+
+    fn unsupported_packed(&self) -> Error {
+        let layout = match (&self.weight.dtype, self.weight.name.ends_with(".qweight")) {
+            (dtype, true) => format!("GPTQ or AWQ ({dtype} qweight)"),
+            (Dtype::I32, _) => "compressed-tensors integers (pack-quantized)".to_owned(),
+            (Dtype::U8, _) => "compressed-tensors 4-bit floats (nvfp4- or mxfp4-pack-quantized)".to_owned(),
+            (dtype, _) => format!("compressed-tensors ({dtype} weight_packed)"),
+        };
+        unsupported(self.checkpoint, self.weight, &layout)
+    }
+
+    fn check_shape(&self, tensor: &Tensor, expected: &[usize]) -> Result<(), Error> {
+        if tensor.shape == expected {
+            return Ok(());
+        }
+        Err(Error::Shape {
+            tensor: tensor.name.clone(),
+            shard: self.checkpoint.files().location(&tensor.shard),
+            found: tensor.shape.clone(),
+            expected: expected.to_vec(),
+        })
+    }
+
+    fn broken(&self, tensor: &Tensor, problem: String) -> Error {
+        Error::Quantized {
+            tensor: tensor.name.clone(),
+            shard: self.checkpoint.files().location(&tensor.shard),
+            problem,
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! A weight matrix as stored, and its decoding.
+
+use serde::{Serialize, Serializer};
+
+use crate::{Bytes, float8, float16, nvfp4};
+
+/// A weight matrix `[rows, cols]` as stored, still packed. Rows are outputs, columns are inputs.
+#[derive(Clone, Debug)]
+pub struct Matrix {
+    /// The name of its (first) tensor in the files.
+    pub name: String,
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+    /// The values.
+    pub packed: Packed,
+}
+
+/// The values of a matrix in one of the layouts that Lucid decodes: little-endian, row-major, not always aligned.
+#[derive(Clone, Debug)]
+pub enum Packed {
+    /// `f32 [rows, cols]`
+    F32(Bytes),
+    /// IEEE binary16 `[rows, cols]`
+    F16(Bytes),
+    /// bfloat16 `[rows, cols]`
+    Bf16(Bytes),
+    /// E4M3 `[rows, cols]`, without any scale
+    F8E4m3(Bytes),
+    /// NVFP4 as ModelOpt stores it.
+    Nvfp4 {
+        /// `[rows, cols / 2]`: two E2M1 codes per byte, the even column in the low nibble.
+        codes: Bytes,
+        /// E4M3 `[rows, cols / 16]`: one scale per 16 columns, row-major (not swizzled).
+        scales: Bytes,
+        /// `weight_scale_2`: finite and greater than zero.
+        global_scale: f32,
+        /// The activations' global scale as stored, if there is one. Weight-only semantics have no use for it, so it
+        /// is not checked here: an expert that calibration never reached has 0.
+        input_scale: Option<f32>,
+    },
+}
+
+/// How a matrix is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)] // As in `Packed`.
+pub enum Layout {
+    F32,
+    F16,
+    Bf16,
+    F8E4m3,
+    Nvfp4,
+}
+
+impl Layout {
+    /// The layout's usual name.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Layout::F32 => "F32",
+            Layout::F16 => "F16",
+            Layout::Bf16 => "BF16",
+            Layout::F8E4m3 => "F8_E4M3",
+            Layout::Nvfp4 => "NVFP4",
+        }
+    }
+}
+
+impl std::fmt::Display for Layout {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl Serialize for Layout {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+impl Matrix {
+    /// Writes the values of one row, decoded exactly (NVFP4: see [`nvfp4::decode_row`]).
+    ///
+    /// # Panics
+    /// When `row >= self.rows` or `out.len() != self.cols`: mistakes of the caller, not of the file.
+    pub fn decode_row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows, "row {row} of {} with {} rows", self.name, self.rows);
+        assert_eq!(out.len(), self.cols, "a row of {}", self.name);
+        let part = |per_row: usize| row * per_row..row * per_row + per_row;
+        match &self.packed {
+            Packed::F32(bytes) => {
+                for (out, value) in out.iter_mut().zip(bytes[part(self.cols * 4)].as_chunks().0) {
+                    *out = f32::from_le_bytes(*value);
+                }
+            }
+            Packed::F16(bytes) => {
+                for (out, value) in out.iter_mut().zip(bytes[part(self.cols * 2)].as_chunks().0) {
+                    *out = float16::f16_to_f32(u16::from_le_bytes(*value));
+                }
+            }
+            Packed::Bf16(bytes) => {
+                for (out, value) in out.iter_mut().zip(bytes[part(self.cols * 2)].as_chunks().0) {
+                    *out = float16::bf16_to_f32(u16::from_le_bytes(*value));
+                }
+            }
+            Packed::F8E4m3(bytes) => {
+                for (out, value) in out.iter_mut().zip(&bytes[part(self.cols)]) {
+                    *out = float8::e4m3_to_f32(*value);
+                }
+            }
+            Packed::Nvfp4 { codes, scales, global_scale, .. } => nvfp4::decode_row(
+                &codes[part(self.cols / 2)],
+                &scales[part(self.cols / nvfp4::BLOCK)],
+                *global_scale,
+                out,
+            ),
+        }
+    }
+
+    /// How the matrix is stored.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        match self.packed {
+            Packed::F32(_) => Layout::F32,
+            Packed::F16(_) => Layout::F16,
+            Packed::Bf16(_) => Layout::Bf16,
+            Packed::F8E4m3(_) => Layout::F8E4m3,
+            Packed::Nvfp4 { .. } => Layout::Nvfp4,
+        }
+    }
+
+    /// Bytes that one pass over the matrix reads: codes and scales.
+    #[must_use]
+    pub fn byte_len(&self) -> u64 {
+        match &self.packed {
+            Packed::F32(bytes) | Packed::F16(bytes) | Packed::Bf16(bytes) | Packed::F8E4m3(bytes) => {
+                bytes.len() as u64
+            }
+            Packed::Nvfp4 { codes, scales, .. } => codes.len() as u64 + scales.len() as u64 + 4,
+        }
+    }
+}
