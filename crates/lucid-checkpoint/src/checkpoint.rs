@@ -41,7 +41,7 @@ impl Checkpoint {
     pub fn open(files: Files) -> Result<Checkpoint, Error> {
         let mut notices = Vec::new();
         let config = Config::read(&files, &mut notices)?;
-        let generation = Generation::read(&files)?;
+        let generation = Generation::read(&files, config.vocab_size)?;
         let names = files.names()?;
         let mut tensors: BTreeMap<String, Tensor> = BTreeMap::new();
         let mut shards = 0;
@@ -111,11 +111,15 @@ impl Checkpoint {
     /// # Errors
     /// When no shard holds it.
     pub fn tensor(&self, name: &str) -> Result<&Tensor, Error> {
-        self.find(name).ok_or_else(|| Error::MissingTensor {
+        self.find(name).ok_or_else(|| self.missing(name))
+    }
+
+    pub(crate) fn missing(&self, name: &str) -> Error {
+        Error::MissingTensor {
             name: name.to_owned(),
             location: self.files.root(),
             tried: spellings(name).collect::<Vec<_>>().join(", "),
-        })
+        }
     }
 
     /// Like [`tensor`](Self::tensor), for a tensor that need not be there.

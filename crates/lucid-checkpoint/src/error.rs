@@ -61,7 +61,7 @@ pub enum Error {
     /// A shard is shorter than its header says.
     #[error(
         "{location} is truncated: its header describes {described} bytes, the file has {found}, so {} bytes are missing \
-         ({tensor} is cut); download the file again", described - found
+         ({tensor} is cut); download the file again", described.saturating_sub(*found)
     )]
     Truncated {
         /// The shard.

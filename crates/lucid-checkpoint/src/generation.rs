@@ -26,27 +26,27 @@ pub struct Generation {
 
 impl Generation {
     /// Reads `generation_config.json`; all `None` when there is no such file.
-    pub(crate) fn read(files: &Files) -> Result<Generation, Error> {
+    pub(crate) fn read(files: &Files, vocab_size: usize) -> Result<Generation, Error> {
         const NAME: &str = "generation_config.json";
         let Some(bytes) = files.find(NAME)? else { return Ok(Generation::default()) };
-        Generation::from_json(&files.location(NAME), &bytes)
+        Generation::from_json(&files.location(NAME), &bytes, vocab_size)
     }
 
     /// Parses the text of a `generation_config.json`; `location` is its name in messages.
     ///
     /// # Errors
-    /// When it is not a JSON object or a field has the wrong type.
-    pub fn from_json(location: &str, json: &[u8]) -> Result<Generation, Error> {
+    /// When it is not a JSON object or a field has the wrong type or an impossible value.
+    pub fn from_json(location: &str, json: &[u8], vocab_size: usize) -> Result<Generation, Error> {
         let json = fields::parse(location, json)?;
         let fields = Fields::root(location, &json)?;
         Ok(Generation {
-            eos_token_ids: fields.tokens("eos_token_id", u32::MAX as usize)?,
+            eos_token_ids: fields.tokens("eos_token_id", vocab_size)?,
             do_sample: fields.optional_flag("do_sample")?,
-            temperature: fields.optional_number("temperature")?,
-            top_p: fields.optional_number("top_p")?,
+            temperature: fields.optional_number_in("temperature", 0.0, f64::MAX)?,
+            top_p: fields.optional_number_in("top_p", 0.0, 1.0)?,
             top_k: fields.optional_count("top_k")?,
-            min_p: fields.optional_number("min_p")?,
-            repetition_penalty: fields.optional_number("repetition_penalty")?,
+            min_p: fields.optional_number_in("min_p", 0.0, 1.0)?,
+            repetition_penalty: fields.optional_positive("repetition_penalty")?,
         })
     }
 }

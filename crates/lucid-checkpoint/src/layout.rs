@@ -12,22 +12,57 @@ const WEIGHTS: [&str; 3] = ["weight", "weight_packed", "qweight"];
 const SCALES: [&str; 5] =
     ["weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "weight_zero_point"];
 
+/// Finds a module's weight under any spelling of its path.
 pub(crate) fn matrix(
     checkpoint: &Checkpoint,
     module: &str,
     rows: usize,
     cols: usize,
 ) -> Result<Matrix, Error> {
-    let found = spellings(module).find_map(|module| {
-        let weight = WEIGHTS.iter().find_map(|weight| checkpoint.exact(&format!("{module}.{weight}")))?;
-        Some((module, weight))
-    });
-    let Some((module, weight)) = found else {
-        // Through `tensor` for its message; it can't be there.
-        return checkpoint
-            .tensor(&format!("{module}.weight"))
-            .and_then(|t| Err(unsupported(checkpoint, t, "?")));
+    let found =
+        spellings(module).find_map(|module| weight(checkpoint, &module).map(|weight| (module, weight)));
+    match found {
+        Some((module, weight)) => matrix_at(checkpoint, &module, weight, rows, cols),
+        None => Err(checkpoint.missing(&format!("{module}.weight"))),
+    }
+}
+
+/// The main tensor of the module of exactly that path.
+pub(crate) fn weight<'a>(checkpoint: &'a Checkpoint, module: &str) -> Option<&'a Tensor> {
+    WEIGHTS.iter().find_map(|weight| checkpoint.exact(&format!("{module}.{weight}")))
+}
+
+/// Whether the name's last part says that the tensor belongs to the weight beside it.
+pub(crate) fn is_part(name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or(name);
+    let more =
+        ["input_scale", "input_global_scale", "weight_shape", "weight_g_idx", "scales", "qzeros", "g_idx"];
+    SCALES.contains(&last) || more.contains(&last)
+}
+
+/// Rows and columns of a two-dimensional weight as it would be unpacked.
+pub(crate) fn stored_size(weight: &Tensor) -> (usize, usize) {
+    let (rows, cols) = match weight.shape.as_slice() {
+        [rows, cols] => (*rows, *cols),
+        other => (other.iter().fold(1, |product: usize, &dim| product.saturating_mul(dim)), 1),
     };
+    // All known packings have 4 bits. GPTQ packs rows, not columns; its matrices are only counted.
+    let per_element = match weight.dtype {
+        Dtype::I32 => 8,
+        Dtype::U8 => 2,
+        _ => 1,
+    };
+    (rows, cols.saturating_mul(per_element))
+}
+
+/// The matrix of the module of exactly that path.
+pub(crate) fn matrix_at(
+    checkpoint: &Checkpoint,
+    module: &str,
+    weight: &Tensor,
+    rows: usize,
+    cols: usize,
+) -> Result<Matrix, Error> {
     let parts = Parts { checkpoint, module, weight };
     let packed = match &weight.dtype {
         _ if !weight.name.ends_with(".weight") => return Err(parts.unsupported_packed()),
@@ -57,7 +92,7 @@ fn unsupported(checkpoint: &Checkpoint, tensor: &Tensor, layout: &str) -> Error 
 struct Parts<'a> {
     checkpoint: &'a Checkpoint,
     /// As this checkpoint spells it.
-    module: String,
+    module: &'a str,
     weight: &'a Tensor,
 }
 
@@ -87,8 +122,7 @@ impl<'a> Parts<'a> {
     /// `W[o, i] = E2M1(weight[o, i]) * E4M3(weight_scale[o, i / 16]) * weight_scale_2`.
     fn nvfp4(&self, rows: usize, cols: usize) -> Result<Packed, Error> {
         let Some(scales) = self.sibling("weight_scale") else {
-            let layout = format!("U8 without {}.weight_scale", self.module);
-            return Err(unsupported(self.checkpoint, self.weight, &layout));
+            return Err(unsupported(self.checkpoint, self.weight, "U8 without weight_scale"));
         };
         if !cols.is_multiple_of(nvfp4::BLOCK) {
             let problem = format!("NVFP4 needs a multiple of 16 columns, the matrix has {cols}");

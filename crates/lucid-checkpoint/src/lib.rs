@@ -14,6 +14,7 @@ pub mod float16;
 pub mod float8;
 mod generation;
 mod index;
+mod inspect;
 mod layout;
 mod matrix;
 pub mod nvfp4;
@@ -26,8 +27,9 @@ pub use config::{Config, Indexer, IndexerLayer, MoE, Quantization, ScoringFunc, 
 pub use dtype::Dtype;
 pub use error::Error;
 pub use files::Files;
-pub use float8::e4m3_to_f32;
+pub use float8::{E4M3, e4m3_to_f32};
 pub use float16::{bf16_to_f32, f16_to_f32};
 pub use generation::Generation;
+pub use inspect::{Inspection, LayoutTotal, ModuleGroup, TensorRow, inspect};
 pub use matrix::{Layout, Matrix, Packed};
 pub use token::TokenId;

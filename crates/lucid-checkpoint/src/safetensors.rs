@@ -37,6 +37,9 @@ pub(crate) fn read(location: &str, file: &Bytes) -> Result<Shard, Error> {
         tensor: tensor.to_owned(),
     };
 
+    if file.starts_with(b"version https://git-lfs") {
+        return Err(damaged("this is a Git LFS pointer, not the weights: run `git lfs pull`".to_owned()));
+    }
     let Some(length) = file.first_chunk::<8>() else { return Err(truncated(8, "the header's length")) };
     let length = u64::from_le_bytes(*length);
     if length > MAX_HEADER {

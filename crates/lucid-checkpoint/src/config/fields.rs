@@ -59,7 +59,12 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn optional_integer(&self, name: &str, min: usize, max: usize) -> Result<Option<usize>, Error> {
+    pub(crate) fn optional_integer(
+        &self,
+        name: &str,
+        min: usize,
+        max: usize,
+    ) -> Result<Option<usize>, Error> {
         let Some(value) = self.get(name) else { return Ok(None) };
         // Some tools write 4096.0.
         let whole = |x: f64| (x.fract() == 0.0 && (0.0..=MAX_DIM as f64).contains(&x)).then_some(x as u64);
@@ -101,6 +106,15 @@ impl<'a> Fields<'a> {
         match value.as_f64() {
             Some(x) if x.is_finite() => Ok(Some(x)),
             _ => Err(self.wrong(name, value, "a number")),
+        }
+    }
+
+    pub(crate) fn optional_number_in(&self, name: &str, min: f64, max: f64) -> Result<Option<f64>, Error> {
+        match self.optional_number(name)? {
+            Some(x) if !(min..=max).contains(&x) => {
+                Err(self.error(name, format!("expected a number from {min} to {max:e}, found {x}")))
+            }
+            x => Ok(x),
         }
     }
 

@@ -40,7 +40,9 @@ pub enum ScoringFunc {
 }
 
 pub(super) fn read(text: &Fields<'_>) -> Result<Option<MoE>, Error> {
-    let Some(n_routed_experts) = text.optional_size("n_routed_experts")? else { return Ok(None) };
+    let Some(n_routed_experts) = text.optional_integer("n_routed_experts", 1, 1 << 16)? else {
+        return Ok(None);
+    };
     text.must_be("topk_method", "noaux_tc")?;
     let moe = MoE {
         n_routed_experts,
