@@ -1,0 +1,119 @@
+//! What all requests share: the engine, the texts around it, and the metrics.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use lucid_checkpoint::{Checkpoint, TokenId};
+use lucid_engine::Engine;
+use lucid_text::{ChatTemplate, Tokenizer};
+
+use crate::metrics::Metrics;
+use crate::validate::ModelFacts;
+use crate::{Limits, Plant, ServerOptions};
+
+/// A model that can be asked: everything behind the routes. Cheap to clone.
+#[derive(Clone)]
+pub struct App {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) engine: Engine,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) template: Option<ChatTemplate>,
+    pub(crate) facts: ModelFacts,
+    /// End-of-sequence tokens of both configs. Kimi's differ (`[EOS]` and `<|im_end|>`), and both end an answer.
+    pub(crate) eos: Vec<TokenId>,
+    /// The one of config.json: an answer that it ends has no `stop_reason`.
+    pub(crate) primary_eos: Option<TokenId>,
+    /// Where the model was read from.
+    pub(crate) root: String,
+    /// When the server was made, in Unix seconds.
+    pub(crate) created: u64,
+    /// Changes when the version or the arithmetic changes.
+    pub(crate) fingerprint: String,
+    pub(crate) plant: Option<Plant>,
+    pub(crate) limits: Limits,
+    pub(crate) metrics: Metrics,
+    request_ids: RequestIds,
+}
+
+impl App {
+    /// Puts a server together. `checkpoint` gives the sampling defaults and the end-of-sequence tokens; without a
+    /// `template`, chat requests are refused.
+    #[must_use]
+    pub fn new(
+        engine: Engine,
+        tokenizer: Tokenizer,
+        template: Option<ChatTemplate>,
+        checkpoint: &Checkpoint,
+        options: ServerOptions,
+    ) -> App {
+        let ServerOptions { model_name, plant, limits } = options;
+        let generation = checkpoint.generation();
+        let config_eos = &checkpoint.config().eos_token_ids;
+        let mut eos: Vec<TokenId> = config_eos.iter().chain(&generation.eos_token_ids).copied().collect();
+        eos.sort_unstable();
+        eos.dedup();
+        let facts = ModelFacts {
+            name: model_name,
+            vocab_size: engine.vocab_size(),
+            max_model_len: engine.max_model_len(),
+            defaults: generation.clone(),
+            max_n: limits.n,
+            max_prompts: limits.prompts,
+        };
+        let inner = Inner {
+            primary_eos: config_eos.first().or(generation.eos_token_ids.first()).copied(),
+            eos,
+            root: checkpoint.files().root(),
+            created: unix_seconds(),
+            fingerprint: fingerprint(&engine),
+            metrics: Metrics::new(&facts.name, engine.clone()),
+            engine,
+            tokenizer,
+            template,
+            facts,
+            plant,
+            limits,
+            request_ids: RequestIds::default(),
+        };
+        App { inner: Arc::new(inner) }
+    }
+}
+
+impl Inner {
+    /// A name for an answer that no other answer of any server has, in practice.
+    pub(crate) fn request_id(&self, prefix: &str) -> String {
+        format!("{prefix}-{:016x}", self.request_ids.next())
+    }
+}
+
+pub(crate) fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
+}
+
+/// The version, and a digest (FNV-1a) of the declared semantics.
+fn fingerprint(engine: &Engine) -> String {
+    let digest = engine
+        .semantics()
+        .to_string()
+        .bytes()
+        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    format!("lucid-{}-{digest:08x}", env!("CARGO_PKG_VERSION"))
+}
+
+/// Numbers that look random: a counter, hashed with a key that each process draws from the operating system.
+#[derive(Default)]
+struct RequestIds {
+    key: RandomState,
+    count: AtomicU64,
+}
+
+impl RequestIds {
+    fn next(&self) -> u64 {
+        self.key.hash_one(self.count.fetch_add(1, Ordering::Relaxed))
+    }
+}
