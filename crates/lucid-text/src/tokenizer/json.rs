@@ -57,7 +57,9 @@ pub(crate) fn open(files: &Files) -> Result<(Encoder, Vocabulary), Error> {
     let bytes = files
         .find(FILE)?
         .ok_or_else(|| Error::Missing { file: file.clone(), why: "it holds the tokenizer".to_owned() })?;
-    check_byte_level(&bytes, &file)?;
+    let outline: Outline = serde_json::from_slice(&bytes)
+        .map_err(|error| Error::malformed(&file, format!("line {}", error.line()), error.to_string()))?;
+    check_byte_level(&outline, &file)?;
     let mut tokenizer = tokenizers::Tokenizer::from_bytes(&*bytes)
         .map_err(|error| Error::malformed(&file, "tokenizer", error.to_string()))?;
     // Both are a matter of the request, never of the file.
@@ -74,7 +76,7 @@ pub(crate) fn open(files: &Files) -> Result<(Encoder, Vocabulary), Error> {
         let token = AddedToken { id: TokenId(id), name: token.content.clone(), special: token.special };
         vocabulary.insert_added(&token, &file)?;
     }
-    check_added_ids(&bytes, &vocabulary, &file)?;
+    check_added_ids(&outline, &vocabulary, &file)?;
     Ok((Encoder { tokenizer }, vocabulary))
 }
 
@@ -93,15 +95,10 @@ struct OutlineToken {
     content: String,
 }
 
-fn outline(bytes: &[u8], file: &str) -> Result<Outline, Error> {
-    serde_json::from_slice(bytes)
-        .map_err(|error| Error::malformed(file, format!("line {}", error.line()), error.to_string()))
-}
-
 /// Other decoders (SentencePiece's) map tokens to bytes in other ways, and no model that Lucid serves has one.
-fn check_byte_level(bytes: &[u8], file: &str) -> Result<(), Error> {
-    let decoder = outline(bytes, file)?.decoder;
-    let kind = decoder.as_ref().and_then(|decoder| decoder.get("type")).and_then(|kind| kind.as_str());
+fn check_byte_level(outline: &Outline, file: &str) -> Result<(), Error> {
+    let kind =
+        outline.decoder.as_ref().and_then(|decoder| decoder.get("type")).and_then(|kind| kind.as_str());
     if kind == Some("ByteLevel") {
         return Ok(());
     }
@@ -110,8 +107,8 @@ fn check_byte_level(bytes: &[u8], file: &str) -> Result<(), Error> {
 }
 
 /// `tokenizers` numbers added tokens by itself and only logs when the file says otherwise.
-fn check_added_ids(bytes: &[u8], vocabulary: &Vocabulary, file: &str) -> Result<(), Error> {
-    for token in outline(bytes, file)?.added_tokens {
+fn check_added_ids(outline: &Outline, vocabulary: &Vocabulary, file: &str) -> Result<(), Error> {
+    for token in &outline.added_tokens {
         let id = vocabulary.id(&token.content);
         if id != Some(TokenId(token.id)) {
             let place = format!("added_tokens, {:?}", token.content);
