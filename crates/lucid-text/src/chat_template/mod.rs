@@ -19,7 +19,7 @@ use source::Source;
 
 /// What one rendering may cost: about this many steps, or 64 times as many bytes. A prompt of a million tokens needs a
 /// hundredth of it; a template that multiplies strings without end stops after a second or two.
-const FUEL: u64 = 20_000_000;
+const FUEL: u64 = 8_000_000;
 
 /// A checkpoint's chat template. Cheap to clone; can be used from many threads.
 #[derive(Clone, Debug)]
