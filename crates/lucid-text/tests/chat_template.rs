@@ -45,8 +45,11 @@ fn golden_prompts_are_those_of_transformers() {
     let golden = golden.as_object().unwrap();
     assert_eq!(golden.len(), 14);
     for (name, case) in golden {
-        let kwargs: Map<String, Value> =
-            case.get("thinking").map(|thinking| ("thinking".to_owned(), thinking.clone())).into_iter().collect();
+        let kwargs: Map<String, Value> = case
+            .get("thinking")
+            .map(|thinking| ("thinking".to_owned(), thinking.clone()))
+            .into_iter()
+            .collect();
         let prompt = canary().render(&case["messages"], case.get("tools"), &kwargs, true).unwrap();
         assert_eq!(prompt, case["prompt"].as_str().unwrap(), "{name}");
     }
@@ -68,7 +71,8 @@ fn templates_render_as_in_jinja2() {
 
 #[test]
 fn a_refusal_of_the_template_keeps_its_words() {
-    let template = template("{% if messages[0].role != 'user' %}{{ raise_exception('user first, please') }}{% endif %}");
+    let template =
+        template("{% if messages[0].role != 'user' %}{{ raise_exception('user first, please') }}{% endif %}");
     let error = render(&template, &json!({"messages": [{"role": "tool"}]})).unwrap_err();
     assert!(matches!(&error, Error::Refused { message } if message == "user first, please"), "{error}");
     assert_eq!(render(&template, &json!({"messages": [{"role": "user"}]})).unwrap(), "");
@@ -85,7 +89,9 @@ fn faults_name_file_and_line() {
     let error = error.to_string();
     assert!(error.contains("chat_template.jinja") && error.contains(":3"), "{error}");
 
-    for undefined in ["{{ nope | tojson }}", "{{ [nope] | tojson }}", "{{ nope() }}", "{{ messages | tojson(colour=1) }}"] {
+    for undefined in
+        ["{{ nope | tojson }}", "{{ [nope] | tojson }}", "{{ nope() }}", "{{ messages | tojson(colour=1) }}"]
+    {
         assert!(render(&template(undefined), &json!({"messages": []})).is_err(), "{undefined}");
     }
 }
@@ -93,7 +99,8 @@ fn faults_name_file_and_line() {
 #[test]
 fn bombs_run_out_of_fuel() {
     let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
-    let swelling = "{% set ns = namespace(s='x') %}{% for a in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}";
+    let swelling =
+        "{% set ns = namespace(s='x') %}{% for a in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}";
     let deep = "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}";
     let wide = "{{ 'x' * 10000000000 }}";
     for bomb in [endless, swelling, deep, wide] {
@@ -104,7 +111,8 @@ fn bombs_run_out_of_fuel() {
 
 #[test]
 fn kwargs_cannot_replace_the_conversation() {
-    let kwargs = json!({"messages": "theirs", "tools": "theirs", "add_generation_prompt": "theirs", "own": "kept"});
+    let kwargs =
+        json!({"messages": "theirs", "tools": "theirs", "add_generation_prompt": "theirs", "own": "kept"});
     let text = template("{{ messages }} {{ tools }} {{ add_generation_prompt }} {{ own }}")
         .render(&json!("ours"), None, kwargs.as_object().unwrap(), false)
         .unwrap();
@@ -113,7 +121,8 @@ fn kwargs_cannot_replace_the_conversation() {
 
 #[test]
 fn special_tokens_of_the_config_are_variables() {
-    let config = r#"{"bos_token": "<s>", "eos_token": {"content": "</s>", "special": true}, "pad_token": null}"#;
+    let config =
+        r#"{"bos_token": "<s>", "eos_token": {"content": "</s>", "special": true}, "pad_token": null}"#;
     let text = "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}";
     let (_folder, files) = checkpoint(&[("chat_template.jinja", text), ("tokenizer_config.json", config)]);
     let template = ChatTemplate::open(&files).unwrap().unwrap();
@@ -142,7 +151,9 @@ fn the_template_is_found_where_checkpoints_keep_it() {
     assert_eq!(show(&list, None), "plain");
     assert_eq!(show(&list, Some(&json!([{}]))), "tools");
 
-    for wrong in [r#"{"chat_template": 5}"#, r#"{"chat_template": [{"name": "x"}]}"#, r#"{"chat_template": []}"#, "{"] {
+    for wrong in
+        [r#"{"chat_template": 5}"#, r#"{"chat_template": [{"name": "x"}]}"#, r#"{"chat_template": []}"#, "{"]
+    {
         let error = open(&[("tokenizer_config.json", wrong)]).unwrap_err().to_string();
         assert!(error.contains("tokenizer_config.json"), "{error}");
     }

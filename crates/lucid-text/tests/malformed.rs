@@ -68,9 +68,18 @@ fn faults_of_tiktoken_model_name_the_line() {
 #[test]
 fn faults_of_tokenizer_config_name_the_field() {
     for (config, words) in [
-        (r#"{"added_tokens_decoder": {"255": {"content": "x"}}}"#, [r#"added_tokens_decoder["255"]"#, "256 to 511"]),
-        (r#"{"added_tokens_decoder": {"512": {"content": "x"}}}"#, [r#"added_tokens_decoder["512"]"#, "256 to 511"]),
-        (r#"{"added_tokens_decoder": {"x": {"content": "x"}}}"#, [r#"added_tokens_decoder["x"]"#, "not a token id"]),
+        (
+            r#"{"added_tokens_decoder": {"255": {"content": "x"}}}"#,
+            [r#"added_tokens_decoder["255"]"#, "256 to 511"],
+        ),
+        (
+            r#"{"added_tokens_decoder": {"512": {"content": "x"}}}"#,
+            [r#"added_tokens_decoder["512"]"#, "256 to 511"],
+        ),
+        (
+            r#"{"added_tokens_decoder": {"x": {"content": "x"}}}"#,
+            [r#"added_tokens_decoder["x"]"#, "not a token id"],
+        ),
         (r#"{"added_tokens_decoder": {"256": {"content": ""}}}"#, ["content", "empty"]),
         (r#"{"added_tokens_decoder": {"256": {}}}"#, ["line 1", "content"]),
         (r#"{"added_tokens_decoder": []}"#, ["line 1", "map"]),

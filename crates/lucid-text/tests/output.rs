@@ -69,7 +69,8 @@ fn vllm(exchange: &Value) -> Parsed {
 #[test]
 fn answers_are_split_as_vllm_splits_them() {
     let golden = read_json("canary/golden.json");
-    let completion = |name: &str| golden[name]["completion"].as_str().unwrap().strip_suffix("<|im_end|>").unwrap();
+    let completion =
+        |name: &str| golden[name]["completion"].as_str().unwrap().strip_suffix("<|im_end|>").unwrap();
     let thought = "The user asks for the capital of France";
     let texts = [
         ("chat", completion("capital"), PLAIN),
@@ -81,7 +82,8 @@ fn answers_are_split_as_vllm_splits_them() {
     ];
     let exchanges = read_json("vllm/exchanges.json");
     for (name, text, options) in texts {
-        let exchange = exchanges.as_array().unwrap().iter().find(|exchange| exchange["name"] == name).unwrap();
+        let exchange =
+            exchanges.as_array().unwrap().iter().find(|exchange| exchange["name"] == name).unwrap();
         assert_eq!(OutputParser::parse(text, options), vllm(exchange), "{name}");
     }
 }
@@ -91,8 +93,7 @@ fn the_rules() {
     let call = |header: &str, arguments: &str| {
         format!("<|tool_call_begin|>{header}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>")
     };
-    let section =
-        |calls: &str| format!("<|tool_calls_section_begin|>{calls}<|tool_calls_section_end|>");
+    let section = |calls: &str| format!("<|tool_calls_section_begin|>{calls}<|tool_calls_section_end|>");
     let f = |arguments| [("functions.f:0", "f", arguments)];
     let good = call("functions.f:0", "{}");
 
@@ -200,9 +201,27 @@ fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
 
 fn outputs() -> impl Strategy<Value = String> {
     let words = prop::sample::select(vec![
-        "<think>", "</think>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
-        "<|tool_call_argument_begin|>", "<|tool_call_end|>", "functions.f:0", "g:12", "f", "{\"a\": 1}", " ", "\n", "é",
-        "🎉", "<", "</", "<|", "<|tool_call", "think>", "|>",
+        "<think>",
+        "</think>",
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        "<|tool_call_begin|>",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        "functions.f:0",
+        "g:12",
+        "f",
+        "{\"a\": 1}",
+        " ",
+        "\n",
+        "é",
+        "🎉",
+        "<",
+        "</",
+        "<|",
+        "<|tool_call",
+        "think>",
+        "|>",
     ]);
     prop::collection::vec(words, 0..24).prop_map(|words| words.concat())
 }

@@ -1,8 +1,10 @@
 //! The checkpoint's own chat template: messages into the text of a prompt.
 //!
 //! Templates are Jinja, written for Python. They run in minijinja with what Hugging Face adds to Jinja2
-//! (`transformers/utils/chat_template_utils.py`): its whitespace rules, its `tojson`, `raise_exception`, `strftime_now`.
+//! (`transformers/utils/chat_template_utils.py`): its whitespace rules, its `tojson` and `raise_exception`.
+//! `strftime_now` is left out: a prompt must not depend on the day.
 
+mod python;
 mod source;
 mod tojson;
 
@@ -18,7 +20,7 @@ use crate::Error;
 use source::Source;
 
 /// What one rendering may cost: about this many steps, or 64 times as many bytes. A prompt of a million tokens needs a
-/// hundredth of it; a template that multiplies strings without end stops after a second or two.
+/// small part of it.
 const FUEL: u64 = 8_000_000;
 
 /// A checkpoint's chat template. Cheap to clone; can be used from many threads.
@@ -99,7 +101,10 @@ fn environment() -> Environment<'static> {
     environment.set_fuel(Some(FUEL));
     // Errors must not carry the conversation.
     environment.set_debug(false);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_unknown_method_callback(python::method);
+    environment.set_formatter(python::print);
+    environment.add_test("sequence", python::is_sequence);
+    environment.add_test("iterable", python::is_iterable);
     environment.add_filter("tojson", tojson::tojson);
     environment.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, "raised by the template")

@@ -110,6 +110,11 @@ cases = {
     "type_tests": ("{{ 'a' is string }} {{ 1 is number }} {{ [] is sequence }} {{ {} is mapping }} {{ 'a' is iterable }} {{ [] is iterable }} {{ true is boolean }} {{ 1 is integer }} {{ 1.0 is float }} {{ none is none }} {{ x is mapping }} {{ 'a' is sequence }} {{ false is false }} {{ 0 is false }} {{ 2 in [1, 2] }} {{ 'b' in 'abc' }} {{ 'z' in x }}", V),
     # methods of Python's types
     "string_methods": ("{{ ' a b '.strip() }}|{{ 'a,b,c'.split(',') }}|{{ 'a b  c'.split() }}|{{ 'a.b.c'.split('.', 1) }}|{{ 'Ab'.upper() }}|{{ 'Ab'.lower() }}|{{ 'abc'.startswith('ab') }}|{{ 'abc'.endswith(('x', 'c')) }}|{{ 'xxaxx'.strip('x') }}|{{ 'aab'.replace('a', 'c', 1) }}|{{ 'a-b'.rsplit('-')[-1] }}|{{ ' a\n'.rstrip() }}|{{ '\na'.lstrip('\n') }}|{{ 'a'.join(['1', '2']) }}|{{ 'hello'.find('l') }}|{{ 'hello'.count('l') }}|{{ 'a b'.title() }}|{{ 'abc'.capitalize() }}|{{ 'a\nb'.splitlines() }}|{{ '1'.isdigit() }}", V),
+    "splitting_from_the_right": ("{{ 'a.b.c'.rsplit('.', 1) }} {{ 'a.b.c'.rsplit('.') }} {{ ' a  b c '.rsplit() }} {{ ' a  b c '.rsplit(none, 1) }} {{ ''.rsplit() }} {{ ''.rsplit('.') }} {{ 'a.b'.rsplit('.', -1) }} {{ 'a.b'.rsplit('.', 0) }} {{ 'a b'.rsplit(none, 5) }}", V),
+    "prefixes": ("{{ 'functions.f'.removeprefix('functions.') }} {{ 'f'.removeprefix('functions.') }} {{ 'a.py'.removesuffix('.py') }}", V),
+    "sequences": ("{{ [1] is sequence }} {{ 'a' is sequence }} {{ {} is sequence }} {{ 1 is sequence }} {{ none is sequence }} {{ {} is iterable }} {{ 1 is iterable }} {{ none is iterable }} {{ y is iterable }} {{ true is iterable }} {{ (1, 2) is iterable }} {{ range(3) is iterable }} {{ 1 is float }} {{ true is integer }} {{ 'a' is mapping }}", V),
+    "floats": ("{{ 1e20 }} {{ 1e-7 }} {{ 0.1 + 0.2 }} {{ -0.0 }} {{ 1e15 }} {{ x.numbers[4] }}", V),
+    "partition": ("{% set a, b, c = 'k=v=w'.partition('=') %}{{ a }}{{ b }}{{ c }} {% set a, b, c = 'k=v=w'.rpartition('=') %}{{ a }}{{ b }}{{ c }} {% set a, b, c = 'kv'.partition('=') %}[{{ a }}{{ b }}{{ c }}] {% set a, b, c = 'kv'.rpartition('=') %}{{ a }}{{ b }}[{{ c }}]", V),
     "dict_methods": ("{% for k, v in {'b': 1, 'a': 2}.items() %}{{ k }}={{ v }};{% endfor %}{{ x.empty.get('nope') }} {{ x.empty.get('nope', 'd') }} {{ {'b': 1}.keys() | list }} {{ {'b': 1}.values() | list }} {{ x | length }} {{ {'b': 1, 'a': 2} | dictsort }}", V),
     "removes_think": ("{{ 'a</think>b</think>c'.split('</think>')[-1] }} {{ '<think>x</think>y'.split('</think>')[0].split('<think>')[-1].rstrip('\n').lstrip('\n') }}", V),
     # control flow
@@ -121,6 +126,7 @@ cases = {
     "macro": ("{% macro say(role, text='-') %}<{{ role }}>{{ text }}{% endmacro %}{{ say('user') }}{{ say('tool', text='x') }}", V),
     "inline_if_and_unpacking": ("{{ 'a' if x else 'b' }}{{ 'a' if y }}{% for a, b in [(1, 2), (3, 4)] %}{{ a + b }} {% endfor %}{% set a, b = 1, 2 %}{{ a }}{{ b }}", V),
     "filters": ("{{ ' x ' | trim }}|{{ 'a<b' | e }}|{{ 'Abc' | lower }}|{{ [1, 2, 2] | unique | list }}|{{ 'abc' | replace('b', 'x') }}|{{ 3.7 | int }}|{{ '5' | int + 1 }}|{{ 3.14159 | round(2) }}|{{ 'a b' | length }}|{{ 'abc' | list }}|{{ {'a': 1} | items | list }}|{{ 5 | string + 'x' }}|{{ 'hi' | indent(2, true) }}", V),
+    "text_or_parts": ("{%- macro show(c) -%}{%- if c is string -%}{{- c }}{%- elif c is iterable and c is not mapping -%}{%- for p in c -%}{{- p.text }}{%- endfor -%}{%- else -%}{{- c }}{%- endif -%}{%- endmacro -%}[{{ show('a') }}][{{ show([{'text': 'b'}, {'text': 'c'}]) }}][{{ show(none) }}][{{ show({'text': 'd'}) }}][{{ show(none).strip() | length }}]", V),
     "set_block": ("{% set block %}a{{ 1 }}\n{% endset %}[{{ block }}]", V),
     "recursion_of_text": ("{{ messages[1].content }}", V),
     # the canary's own template
