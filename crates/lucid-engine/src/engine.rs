@@ -1,11 +1,18 @@
 //! The engine as its users see it: submit requests, receive events. One thread steps the model.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
 
-use lucid_checkpoint::{Checkpoint, Config};
+use lucid_checkpoint::Checkpoint;
 use serde::Serialize;
 
-use crate::{Event, Request, Semantics, SemanticsOptions};
+use crate::cpu::CpuModel;
+use crate::kv_cache::{PAGE_TOKENS, PagePool};
+use crate::sampler;
+use crate::scheduler::{Limits, Scheduler};
+use crate::stepper::{Command, Shared, Stepper};
+use crate::{Error, Event, Request, Semantics, SemanticsOptions};
 
 /// Sizes and limits of an engine.
 #[derive(Clone, Debug)]
@@ -102,4 +109,168 @@ pub enum Rejected {
     /// The engine stopped.
     #[error("the engine has stopped: {0}")]
     Stopped(String),
+}
+
+/// A running engine. Clones are handles of the same engine; it ends with the last one, or by [`Engine::shutdown`].
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    commands: Sender<Command>,
+    shared: Arc<Shared>,
+    semantics: Semantics,
+    max_model_len: usize,
+    vocab_size: usize,
+    max_waiting: usize,
+    next_id: AtomicU64,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // The thread may have ended already.
+        let _ = self.commands.send(Command::Stop);
+    }
+}
+
+impl Engine {
+    /// Loads the model and starts its thread.
+    ///
+    /// # Errors
+    /// When the checkpoint is incomplete or unsupported, an option makes no sense, or threads can't be started.
+    pub fn start(checkpoint: &Checkpoint, options: &EngineOptions) -> Result<Engine, Error> {
+        let config = checkpoint.config();
+        let max_model_len = options.max_model_len.unwrap_or(config.max_position_embeddings);
+        if max_model_len == 0 || max_model_len > config.max_position_embeddings {
+            return Err(Error::Option {
+                option: "max_model_len",
+                value: max_model_len.to_string(),
+                expected: "it must be from 1 to the model's max_position_embeddings",
+            });
+        }
+        for (option, value) in [
+            ("max_running", options.max_running),
+            ("max_waiting", options.max_waiting),
+            ("max_step_tokens", options.max_step_tokens),
+        ] {
+            if value == 0 {
+                return Err(Error::Option { option, value: "0".into(), expected: "it must be at least 1" });
+            }
+        }
+        let pool = PagePool::new(options.kv_cache_tokens);
+        if pool.total() * PAGE_TOKENS < max_model_len {
+            return Err(Error::Option {
+                option: "kv_cache_tokens",
+                value: options.kv_cache_tokens.to_string(),
+                expected: "it must hold at least one sequence of max_model_len tokens",
+            });
+        }
+        let model = CpuModel::load(checkpoint, &options.semantics, options.threads, max_model_len)?;
+        let cache = model.new_cache(pool.total());
+        let semantics = model.semantics().clone();
+        let limits = Limits { max_running: options.max_running, max_step_tokens: options.max_step_tokens };
+        let shared = Arc::new(Shared::new(pool.total()));
+        let (commands, inbox) = channel();
+        let stepper =
+            Stepper::new(model, cache, Scheduler::new(limits, pool), Arc::clone(&shared), max_model_len);
+        std::thread::Builder::new()
+            .name("lucid-engine".into())
+            .spawn(move || stepper.run(&inbox))
+            .map_err(Error::Threads)?;
+        Ok(Engine {
+            inner: Arc::new(Inner {
+                commands,
+                shared,
+                semantics,
+                max_model_len,
+                vocab_size: config.vocab_size,
+                max_waiting: options.max_waiting,
+                next_id: AtomicU64::new(0),
+            }),
+        })
+    }
+
+    /// Queues a request. `sink` receives its events on the engine's thread and must not block; returning false cancels.
+    ///
+    /// # Errors
+    /// When the request can't be run, or too many wait.
+    pub fn submit(
+        &self,
+        request: Request,
+        sink: impl FnMut(Event) -> bool + Send + 'static,
+    ) -> Result<RequestId, Rejected> {
+        self.check(&request)?;
+        let waiting = self.stats().waiting;
+        if waiting >= self.inner.max_waiting {
+            return Err(Rejected::Busy { waiting });
+        }
+        let id = RequestId(self.inner.next_id.fetch_add(1, Ordering::Relaxed));
+        self.inner.shared.note_submitted();
+        self.inner
+            .commands
+            .send(Command::Submit { id, request, sink: Box::new(sink) })
+            .map_err(|_| Rejected::Stopped("its thread has ended".into()))?;
+        Ok(id)
+    }
+
+    fn check(&self, request: &Request) -> Result<(), Rejected> {
+        let (vocab_size, max_model_len) = (self.inner.vocab_size, self.inner.max_model_len);
+        if request.prompt.is_empty() {
+            return Err(Rejected::EmptyPrompt);
+        }
+        // A prompt that fills the context leaves no room for an answer, but can be scored.
+        let room = usize::from(request.max_tokens > 0);
+        if request.prompt.len() + room > max_model_len {
+            return Err(Rejected::TooLong { prompt: request.prompt.len(), max_model_len });
+        }
+        if let Some(&token) =
+            request.prompt.iter().chain(&request.stop_tokens).find(|token| token.row() >= vocab_size)
+        {
+            return Err(Rejected::UnknownToken { token: token.0, vocab_size });
+        }
+        sampler::check(&request.sampling, vocab_size)
+    }
+
+    /// Ends a request early, if it is still there; its last event is then `Finished(Cancelled)`.
+    pub fn cancel(&self, id: RequestId) {
+        // A stopped engine has no requests left to cancel.
+        let _ = self.inner.commands.send(Command::Cancel(id));
+    }
+
+    /// What is computed, and how.
+    #[must_use]
+    pub fn semantics(&self) -> &Semantics {
+        &self.inner.semantics
+    }
+
+    /// Longest sequence, prompt and answer together.
+    #[must_use]
+    pub fn max_model_len(&self) -> usize {
+        self.inner.max_model_len
+    }
+
+    /// Tokens of the vocabulary.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        self.inner.vocab_size
+    }
+
+    /// Counters and gauges.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.inner.shared.stats()
+    }
+
+    /// `None` while all is well; else what happened.
+    #[must_use]
+    pub fn unhealthy(&self) -> Option<String> {
+        self.inner.shared.unhealthy()
+    }
+
+    /// Ends the engine; running and waiting requests end as cancelled.
+    pub fn shutdown(&self) {
+        // The thread may have ended already.
+        let _ = self.inner.commands.send(Command::Stop);
+    }
 }

@@ -1,1 +1,26 @@
 //! The model: configuration, weights, KV cache, forward pass, sampler, scheduler.
+//!
+//! [`Engine`] serves requests in one continuous batch; [`Scorer`] says what the model thinks of given tokens. Both run the same
+//! forward pass, and a token's result does not depend on what else is in the batch, on chunks, or on threads.
+
+mod cpu;
+mod engine;
+mod error;
+mod kv_cache;
+mod logprobs;
+mod plant;
+mod request;
+mod sampler;
+mod scheduler;
+mod scorer;
+mod semantics;
+mod stepper;
+mod weights;
+
+pub use cpu::{Observer, Route};
+pub use engine::{Engine, EngineOptions, Rejected, RequestId, Stats};
+pub use error::Error;
+pub use plant::Plant;
+pub use request::{Candidate, Event, Finish, Request, Sampling, TokenLogprobs};
+pub use scorer::Scorer;
+pub use semantics::{Mode, Semantics, SemanticsOptions};

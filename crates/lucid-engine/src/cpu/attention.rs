@@ -1,0 +1,201 @@
+//! Latent attention in the absorbed form, one page after the other.
+//!
+//! Every head's query is `[q̃ | q_pe]` against cache entries `[c | k_pe]`; the values are the entries' latent part. The softmax
+//! runs online (Milakov & Gimelshein 2018, arXiv:1805.02867) over the pages in order. Pages begin at fixed positions, so the
+//! order of every sum depends on the token's position alone: not on the chunk, the batch or the threads.
+
+use std::cell::RefCell;
+
+use super::cache::LatentCache;
+use super::dot::dots;
+use super::exp::exp;
+use super::row::Row;
+use super::threads::Threads;
+use super::weighted_sum::weighted_sum;
+use crate::kv_cache::{PAGE_TOKENS, PageId};
+
+/// Query vectors (tokens times heads) that one task holds: their running sums stay in the core's own cache.
+const BLOCK_QUERIES: usize = 32;
+
+/// Consecutive tokens of one sequence in this step, whose cache entries are written already.
+#[derive(Clone, Copy)]
+pub struct Span<'a> {
+    /// The sequence's pages, in order.
+    pub pages: &'a [PageId],
+    /// Position of the first token.
+    pub position: usize,
+    /// Tokens.
+    pub count: usize,
+    /// Row of the first token in the step's buffers.
+    pub row: usize,
+}
+
+/// Sizes and scale.
+#[derive(Clone, Copy)]
+pub struct Shape {
+    /// Attention heads.
+    pub heads: usize,
+    /// Latent part of an entry (kv_lora_rank).
+    pub latent: usize,
+    /// Softmax scale.
+    pub scale: f32,
+}
+
+/// What one thread needs for a block.
+#[derive(Default)]
+struct Block {
+    page: Vec<f32>,         // [PAGE_TOKENS, width]
+    scores: Vec<f32>,       // [queries, PAGE_TOKENS]
+    maximum: Vec<f32>,      // [queries]
+    sum: Vec<f32>,          // [queries]
+    accumulated: Vec<f32>,  // [queries, latent]
+    no_scratch: Vec<f32>,
+}
+
+thread_local! {
+    static BLOCK: RefCell<Block> = RefCell::new(Block::default());
+}
+
+/// Where a task's results go.
+struct Output(*mut f32);
+// SAFETY: every (token, head) belongs to exactly one task, which alone writes its `latent` values.
+unsafe impl Sync for Output {}
+
+/// For each row and head `Σ_t p_t c_t`.
+///
+/// `queries` `[rows, heads, width]`, `out` `[rows, heads, latent]`.
+pub fn attend(
+    threads: &mut Threads,
+    cache: &LatentCache,
+    layer: usize,
+    shape: Shape,
+    spans: &[Span<'_>],
+    queries: &[f32],
+    out: &mut [f32],
+) {
+    let tokens: usize = spans.iter().map(|span| span.count).sum();
+    assert!(out.len() >= tokens * shape.heads * shape.latent, "attention output is too small");
+    let block_tokens = (BLOCK_QUERIES / shape.heads).max(1);
+    let blocks: usize = spans.iter().map(|span| span.count.div_ceil(block_tokens)).sum();
+    // Few blocks (decode): cut the heads too, so that every thread has work.
+    let head_groups = (2 * threads.count()).div_ceil(blocks.max(1)).clamp(1, shape.heads);
+    let group = shape.heads.div_ceil(head_groups);
+    let head_groups = shape.heads.div_ceil(group);
+    let output = Output(out.as_mut_ptr());
+    let output = &output;
+    threads.for_each(blocks * head_groups, |task| {
+        let (mut block, heads) = (task / head_groups, task % head_groups * group);
+        for span in spans {
+            let here = span.count.div_ceil(block_tokens);
+            if block < here {
+                let tokens = block * block_tokens..span.count.min((block + 1) * block_tokens);
+                let heads = heads..shape.heads.min(heads + group);
+                return BLOCK.with_borrow_mut(|scratch| {
+                    attend_block(scratch, cache, layer, shape, span, tokens, heads, queries, output);
+                });
+            }
+            block -= here;
+        }
+    });
+}
+
+#[allow(clippy::too_many_arguments)] // one call, one place: a struct would only rename them
+fn attend_block(
+    block: &mut Block,
+    cache: &LatentCache,
+    layer: usize,
+    shape: Shape,
+    span: &Span<'_>,
+    tokens: std::ops::Range<usize>,
+    heads: std::ops::Range<usize>,
+    queries: &[f32],
+    output: &Output,
+) {
+    let (width, latent) = (cache.width(), shape.latent);
+    let count = tokens.len() * heads.len();
+    let token_of = |q: usize| tokens.start + q / heads.len();
+    let head_of = |q: usize| heads.start + q % heads.len();
+    let query = |q: usize| {
+        let at = ((span.row + token_of(q)) * shape.heads + head_of(q)) * width;
+        &queries[at..at + width]
+    };
+    block.scores.resize(count * PAGE_TOKENS, 0.0);
+    block.maximum.clear();
+    block.maximum.resize(count, f32::NEG_INFINITY);
+    block.sum.clear();
+    block.sum.resize(count, 0.0);
+    block.accumulated.clear();
+    block.accumulated.resize(count * latent, 0.0);
+
+    let last = span.position + tokens.end; // positions below are visible to the last token
+    for (number, &page) in span.pages[..last.div_ceil(PAGE_TOKENS)].iter().enumerate() {
+        let first = number * PAGE_TOKENS;
+        let entries = PAGE_TOKENS.min(last - first);
+        let values = cache.page(layer, page, entries, &mut block.page);
+        let bytes = as_bytes(values);
+        let scores = &mut block.scores;
+        dots(
+            (entries, count, width),
+            |entry| Row::F32(&bytes[entry * width * 4..(entry + 1) * width * 4]),
+            query,
+            &mut block.no_scratch,
+            |entry, q, score| scores[q * PAGE_TOKENS + entry] = score * shape.scale,
+        );
+        for q in 0..count {
+            let visible = (span.position + token_of(q) + 1).saturating_sub(first).min(entries);
+            let scores = &mut block.scores[q * PAGE_TOKENS..(q + 1) * PAGE_TOKENS];
+            let rescale = softmax_page(scores, visible, &mut block.maximum[q], &mut block.sum[q]);
+            if rescale != 1.0 {
+                for value in &mut block.accumulated[q * latent..(q + 1) * latent] {
+                    *value *= rescale;
+                }
+            }
+        }
+        weighted_sum((count, entries, latent), &block.scores, values, width, &mut block.accumulated);
+    }
+    for q in 0..count {
+        let at = ((span.row + token_of(q)) * shape.heads + head_of(q)) * latent;
+        let inverse = 1.0 / block.sum[q];
+        for (i, &value) in block.accumulated[q * latent..(q + 1) * latent].iter().enumerate() {
+            // SAFETY: inside `out` (checked in `attend`); this (token, head) is this task's own.
+            unsafe { output.0.add(at + i).write(value * inverse) };
+        }
+    }
+}
+
+/// Turns the first `visible` scores of a page into weights against the running maximum, the others into 0; returns what the
+/// former sums must be multiplied with.
+fn softmax_page(scores: &mut [f32], visible: usize, maximum: &mut f32, sum: &mut f32) -> f32 {
+    let (seen, hidden) = scores.split_at_mut(visible);
+    hidden.fill(0.0);
+    if seen.is_empty() {
+        return 1.0;
+    }
+    // `max` would drop a NaN; a NaN score must reach the logits, where it is found.
+    let mut highest = *maximum;
+    for &score in seen.iter() {
+        highest = if score > highest || score.is_nan() { score } else { highest };
+    }
+    for score in seen.iter_mut() {
+        *score = exp(*score - highest);
+    }
+    let rescale = exp(*maximum - highest);
+    let mut lanes = [0f32; 8];
+    let (blocks, tail) = seen.as_chunks::<8>();
+    for block in blocks {
+        for (lane, &p) in lanes.iter_mut().zip(block) {
+            *lane += p;
+        }
+    }
+    for (lane, &p) in lanes.iter_mut().zip(tail) {
+        *lane += p;
+    }
+    *sum = *sum * rescale + lanes.iter().sum::<f32>();
+    *maximum = highest;
+    rescale
+}
+
+fn as_bytes(values: &[f32]) -> &[u8] {
+    // SAFETY: any f32 is four plain bytes; the length is that of the slice.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), std::mem::size_of_val(values)) }
+}

@@ -1,0 +1,206 @@
+//! The feed-forward half of a layer: one SwiGLU block, or a router and its experts.
+
+use lucid_checkpoint::MoE;
+
+use super::exp::silu;
+use super::matmul::{Inputs, OutputBuffer, Product, multiply};
+use super::router::{Route, route};
+use super::threads::Threads;
+use crate::weights::{Experts as ExpertWeights, Mlp};
+
+/// Buffers of the feed-forward half; they grow to the largest step and stay.
+#[derive(Default)]
+pub struct Experts {
+    routes: Vec<Vec<Route>>,  // [tokens][experts per token]
+    logits: Vec<f32>,         // [tokens, experts]
+    by_expert: Vec<Vec<usize>>, // [experts]: the rows that go there
+    places: Vec<usize>,       // [tokens, experts per token]: where an expert's output for a token stands in `down`
+    gate: Vec<f32>,           // [visits, width]
+    up: Vec<f32>,             // [visits, width]
+    down: Vec<f32>,           // [visits, hidden]
+    shared_gate: Vec<f32>,    // [tokens, shared width]
+    shared_up: Vec<f32>,      // [tokens, shared width]
+}
+
+impl Experts {
+    /// The experts that a row of the last step went to, best first.
+    pub fn routes(&self, row: usize) -> &[Route] {
+        &self.routes[row]
+    }
+
+    /// `out = Σ_e w_e · Expert_e(x) + Shared(x)`.
+    ///
+    /// Every visit of a token to an expert is computed by itself and the sum runs in the order of the routes, so a token's
+    /// result does not depend on who else goes to its experts.
+    pub fn run(
+        &mut self,
+        threads: &mut Threads,
+        moe: &MoE,
+        weights: &ExpertWeights,
+        tokens: usize,
+        x: &[f32],
+        out: &mut [f32],
+    ) {
+        let hidden = weights.router.cols;
+        let width = moe.moe_intermediate_size;
+        self.choose(threads, moe, weights, tokens, x);
+        let visits = self.places.len();
+        self.gate.resize(visits * width, 0.0);
+        self.up.resize(visits * width, 0.0);
+        self.down.resize(visits * hidden, 0.0);
+
+        let (mut gate, mut up) = (OutputBuffer::new(&mut self.gate), OutputBuffer::new(&mut self.up));
+        let mut products = Vec::new();
+        let mut first = 0;
+        for (mlp, rows) in weights.routed.iter().zip(&self.by_expert) {
+            if rows.is_empty() {
+                continue;
+            }
+            for (weight, buffer) in [(&mlp.gate, &mut gate), (&mlp.up, &mut up)] {
+                products.push(Product {
+                    weight,
+                    rows: 0..width,
+                    inputs: Inputs::Gathered { values: x, stride: hidden, rows },
+                    count: rows.len(),
+                    // SAFETY: each expert has its own visits.
+                    outputs: unsafe { buffer.rows(first * width, width, rows.len(), width) },
+                });
+            }
+            first += rows.len();
+        }
+        if let Some(shared) = &weights.shared {
+            let inputs = Inputs::dense(x, hidden);
+            products.push(shared_product(&shared.gate, inputs, tokens, &mut self.shared_gate));
+            products.push(shared_product(&shared.up, inputs, tokens, &mut self.shared_up));
+        }
+        multiply(threads, &products);
+        activate(&mut self.gate, &self.up);
+        activate(&mut self.shared_gate, &self.shared_up);
+
+        let mut down = OutputBuffer::new(&mut self.down);
+        let mut products = Vec::new();
+        let mut first = 0;
+        for (mlp, rows) in weights.routed.iter().zip(&self.by_expert) {
+            if rows.is_empty() {
+                continue;
+            }
+            products.push(Product {
+                weight: &mlp.down,
+                rows: 0..hidden,
+                inputs: Inputs::Strided { values: &self.gate, start: first * width, stride: width },
+                count: rows.len(),
+                // SAFETY: each expert has its own visits.
+                outputs: unsafe { down.rows(first * hidden, hidden, rows.len(), hidden) },
+            });
+            first += rows.len();
+        }
+        match &weights.shared {
+            Some(shared) => products.push(Product {
+                weight: &shared.down,
+                rows: 0..hidden,
+                inputs: Inputs::dense(&self.shared_gate, shared.gate.rows),
+                count: tokens,
+                // SAFETY: the only output into `out`.
+                outputs: unsafe { OutputBuffer::new(out).rows(0, hidden, tokens, hidden) },
+            }),
+            None => out.fill(0.0),
+        }
+        multiply(threads, &products);
+        for (row, out) in out.chunks_exact_mut(hidden).enumerate().take(tokens) {
+            let places = &self.places[row * moe.num_experts_per_tok..];
+            for (route, &place) in self.routes[row].iter().zip(places) {
+                let visit = &self.down[place * hidden..(place + 1) * hidden];
+                for (out, &y) in out.iter_mut().zip(visit) {
+                    *out += route.weight * y;
+                }
+            }
+        }
+    }
+
+    /// Fills `routes`, `by_expert` and `places`.
+    fn choose(
+        &mut self,
+        threads: &mut Threads,
+        moe: &MoE,
+        weights: &ExpertWeights,
+        tokens: usize,
+        x: &[f32],
+    ) {
+        let experts = moe.n_routed_experts;
+        self.logits.resize(tokens * experts, 0.0);
+        // SAFETY: one output, dense.
+        let outputs = unsafe { OutputBuffer::new(&mut self.logits).rows(0, experts, tokens, experts) };
+        let inputs = Inputs::dense(x, weights.router.cols);
+        multiply(threads, &[Product {
+            weight: &weights.router,
+            rows: 0..experts,
+            inputs,
+            count: tokens,
+            outputs,
+        }]);
+        self.by_expert.resize_with(experts, Vec::new);
+        self.by_expert.iter_mut().for_each(Vec::clear);
+        self.routes.resize_with(tokens.max(self.routes.len()), Vec::new);
+        for row in 0..tokens {
+            let logits = &self.logits[row * experts..(row + 1) * experts];
+            route(moe, logits, weights.bias.as_deref(), &mut self.routes[row]);
+            for route in &self.routes[row] {
+                self.by_expert[route.expert].push(row);
+            }
+        }
+        // An expert's visits stand together, experts in order, rows in order.
+        let mut next: Vec<usize> = Vec::with_capacity(experts);
+        let mut first = 0;
+        for rows in &self.by_expert {
+            next.push(first);
+            first += rows.len();
+        }
+        self.places.clear();
+        for routes in &self.routes[..tokens] {
+            for route in routes {
+                self.places.push(next[route.expert]);
+                next[route.expert] += 1;
+            }
+        }
+    }
+}
+
+/// `out = down · (silu(gate · x) ⊙ (up · x))` for one block.
+pub fn swiglu(
+    threads: &mut Threads,
+    mlp: &Mlp,
+    tokens: usize,
+    x: &[f32],
+    scratch: &mut Experts,
+    out: &mut [f32],
+) {
+    let inputs = Inputs::dense(x, mlp.gate.cols);
+    let gate = shared_product(&mlp.gate, inputs, tokens, &mut scratch.shared_gate);
+    let up = shared_product(&mlp.up, inputs, tokens, &mut scratch.shared_up);
+    multiply(threads, &[gate, up]);
+    activate(&mut scratch.shared_gate, &scratch.shared_up);
+    let hidden = mlp.down.rows;
+    let inputs = Inputs::dense(&scratch.shared_gate, mlp.down.cols);
+    // SAFETY: one output, dense.
+    let outputs = unsafe { OutputBuffer::new(out).rows(0, hidden, tokens, hidden) };
+    multiply(threads, &[Product { weight: &mlp.down, rows: 0..hidden, inputs, count: tokens, outputs }]);
+}
+
+fn shared_product<'a>(
+    weight: &'a lucid_checkpoint::Matrix,
+    inputs: Inputs<'a>,
+    tokens: usize,
+    out: &mut Vec<f32>,
+) -> Product<'a> {
+    out.resize(tokens * weight.rows, 0.0);
+    // SAFETY: one output, dense, in a buffer that is not touched before the product is computed.
+    let outputs = unsafe { OutputBuffer::new(out).rows(0, weight.rows, tokens, weight.rows) };
+    Product { weight, rows: 0..weight.rows, inputs, count: tokens, outputs }
+}
+
+/// `gate = silu(gate) ⊙ up`.
+fn activate(gate: &mut [f32], up: &[f32]) {
+    for (gate, &up) in gate.iter_mut().zip(up) {
+        *gate = silu(*gate) * up;
+    }
+}

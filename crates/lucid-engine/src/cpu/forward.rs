@@ -1,0 +1,291 @@
+//! The forward pass, block by block, in the order of the paper (DeepSeek-V3, arXiv:2412.19437, §2.1).
+
+use lucid_checkpoint::{Checkpoint, Config, TokenId};
+
+use super::attention::{Shape, attend};
+pub use super::attention::Span;
+use super::cache::LatentCache;
+use super::experts::{Experts as ExpertsStep, swiglu};
+use super::matmul::{Inputs, OutputBuffer, Product, multiply};
+use super::norm::{rms_norm, rms_norm_in_place};
+use super::rope::{Rope, softmax_scale};
+use super::router::Route;
+use super::threads::Threads;
+use crate::kv_cache::PAGE_TOKENS;
+use crate::weights::{Attention, FeedForward, Layer, Query, Weights};
+use crate::{Error, Semantics, SemanticsOptions};
+
+/// Looks at a step's insides; does nothing by default.
+pub trait Observer {
+    /// The residual stream `[tokens, hidden_size]`: `layer` 0 is the embedding, `i + 1` comes after layer `i`.
+    fn hidden(&mut self, _layer: usize, _values: &[f32]) {}
+    /// The experts of one token (its row in the step) in one layer.
+    fn routes(&mut self, _layer: usize, _row: usize, _routes: &[Route]) {}
+}
+
+impl Observer for () {}
+
+/// A model, its threads and its scratch memory.
+pub struct CpuModel {
+    config: Config,
+    semantics: Semantics,
+    weights: Weights,
+    rope: Rope,
+    softmax_scale: f32,
+    threads: Threads,
+    scratch: Scratch,
+}
+
+/// Buffers of a step; they grow to the largest step and stay.
+#[derive(Default)]
+struct Scratch {
+    hidden: Vec<f32>,    // [tokens, hidden]: the residual stream; after the last layer, normalized
+    normed: Vec<f32>,    // [tokens, hidden]
+    query_low: Vec<f32>, // [tokens, Q]
+    query: Vec<f32>,     // [tokens, A, N + R]
+    entry: Vec<f32>,     // [tokens, L + R]: what the cache receives
+    absorbed: Vec<f32>,  // [tokens, A, L + R]
+    latent: Vec<f32>,    // [tokens, A, L]: attention's sums
+    heads: Vec<f32>,     // [tokens, A, V]
+    output: Vec<f32>,    // [tokens, hidden]: what a block adds to the residual stream
+    experts: ExpertsStep,
+}
+
+impl CpuModel {
+    /// Loads a model for sequences of up to `positions` tokens.
+    ///
+    /// # Errors
+    /// When the checkpoint is incomplete or unsupported, or threads can't be started.
+    pub fn load(
+        checkpoint: &Checkpoint,
+        options: &SemanticsOptions,
+        threads: Option<usize>,
+        positions: usize,
+    ) -> Result<CpuModel, Error> {
+        let config = checkpoint.config().clone();
+        let semantics = Semantics::new(&config, options);
+        let threads = match threads {
+            Some(0) => {
+                return Err(Error::Option { option: "threads", value: "0".into(), expected: "at least 1" });
+            }
+            Some(count) => count,
+            None => std::thread::available_parallelism().map_or(1, usize::from),
+        };
+        Ok(CpuModel {
+            weights: Weights::load(checkpoint, options.plant)?,
+            rope: Rope::new(&config, positions, semantics.rope_pairing == "interleaved"),
+            softmax_scale: softmax_scale(&config),
+            threads: Threads::new(threads).map_err(Error::Threads)?,
+            scratch: Scratch::default(),
+            semantics,
+            config,
+        })
+    }
+
+    /// The checkpoint's config.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What is computed, and how.
+    #[must_use]
+    pub fn semantics(&self) -> &Semantics {
+        &self.semantics
+    }
+
+    /// A cache for this model.
+    #[must_use]
+    pub fn new_cache(&self, pages: usize) -> LatentCache {
+        let width = self.config.kv_lora_rank + self.config.qk_rope_head_dim;
+        LatentCache::new(self.config.num_hidden_layers, pages, width, self.semantics.mode)
+    }
+
+    /// Runs `tokens` through all layers. `spans` cover them, row by row in order; their pages have room for them.
+    ///
+    /// Afterwards [`CpuModel::logits`] gives the logits of any of these rows.
+    pub fn forward(
+        &mut self,
+        tokens: &[TokenId],
+        spans: &[Span<'_>],
+        cache: &mut LatentCache,
+        observer: &mut impl Observer,
+    ) {
+        debug_assert_eq!(spans.iter().map(|span| span.count).sum::<usize>(), tokens.len());
+        let hidden = self.config.hidden_size;
+        let eps = self.config.rms_norm_eps as f32;
+        let weights = std::mem::take(&mut self.weights.layers);
+        self.scratch.hidden.resize(tokens.len() * hidden, 0.0);
+        for (token, out) in tokens.iter().zip(self.scratch.hidden.chunks_exact_mut(hidden)) {
+            self.weights.embed_tokens.decode_row(token.row(), out);
+        }
+        observer.hidden(0, &self.scratch.hidden);
+        for (i, layer) in weights.iter().enumerate() {
+            self.layer(i, layer, tokens.len(), spans, cache, observer);
+            observer.hidden(i + 1, &self.scratch.hidden);
+        }
+        self.weights.layers = weights;
+        for row in self.scratch.hidden.chunks_exact_mut(hidden) {
+            rms_norm_in_place(row, &self.weights.norm, eps);
+        }
+    }
+
+    /// Logits `[rows, vocab_size]` of some rows of the last step.
+    pub fn logits(&mut self, rows: &[usize], out: &mut Vec<f32>) {
+        let (hidden, vocab) = (self.config.hidden_size, self.config.vocab_size);
+        out.resize(rows.len() * vocab, 0.0);
+        let inputs = Inputs::Gathered { values: &self.scratch.hidden, stride: hidden, rows };
+        // SAFETY: one output, dense.
+        let outputs = unsafe { OutputBuffer::new(out).rows(0, vocab, rows.len(), vocab) };
+        let weight = &self.weights.lm_head;
+        let product = Product { weight, rows: 0..vocab, inputs, count: rows.len(), outputs };
+        multiply(&mut self.threads, &[product]);
+    }
+
+    /// `x += Attn(RMSNorm(x)); x += FFN(RMSNorm(x))`.
+    fn layer(
+        &mut self,
+        i: usize,
+        layer: &Layer,
+        tokens: usize,
+        spans: &[Span<'_>],
+        cache: &mut LatentCache,
+        observer: &mut impl Observer,
+    ) {
+        self.norm(&layer.input_layernorm);
+        self.attention(i, &layer.attention, tokens, spans, cache);
+        self.add();
+        self.norm(&layer.post_attention_layernorm);
+        let s = &mut self.scratch;
+        s.output.resize(tokens * self.config.hidden_size, 0.0);
+        match &layer.feed_forward {
+            FeedForward::Dense(mlp) => {
+                swiglu(&mut self.threads, mlp, tokens, &s.normed, &mut s.experts, &mut s.output);
+            }
+            FeedForward::Experts(experts) => {
+                // The config has the section, or no layer would have been loaded as experts.
+                if let Some(moe) = &self.config.moe {
+                    s.experts.run(&mut self.threads, moe, experts, tokens, &s.normed, &mut s.output);
+                    for row in 0..tokens {
+                        observer.routes(i, row, s.experts.routes(row));
+                    }
+                }
+            }
+        }
+        self.add();
+    }
+
+    /// `normed = RMSNorm(hidden)`, row by row.
+    fn norm(&mut self, weight: &[f32]) {
+        let (hidden, eps) = (self.config.hidden_size, self.config.rms_norm_eps as f32);
+        let s = &mut self.scratch;
+        s.normed.resize(s.hidden.len(), 0.0);
+        for (x, out) in s.hidden.chunks_exact(hidden).zip(s.normed.chunks_exact_mut(hidden)) {
+            rms_norm(x, weight, eps, out);
+        }
+    }
+
+    /// `hidden += output`.
+    fn add(&mut self) {
+        for (x, &y) in self.scratch.hidden.iter_mut().zip(&self.scratch.output) {
+            *x += y;
+        }
+    }
+
+    /// Multi-head latent attention in the absorbed form, from `normed` to `output`.
+    fn attention(
+        &mut self,
+        layer: usize,
+        weights: &Attention,
+        tokens: usize,
+        spans: &[Span<'_>],
+        cache: &mut LatentCache,
+    ) {
+        let config = &self.config;
+        let (hidden, heads, latent) = (config.hidden_size, config.num_attention_heads, config.kv_lora_rank);
+        let (nope, rope, value) = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim);
+        let (head, width) = (nope + rope, latent + rope);
+        let latent_eps = self.semantics.latent_norm_eps as f32;
+        let (threads, s) = (&mut self.threads, &mut self.scratch);
+        s.query.resize(tokens * heads * head, 0.0);
+        s.entry.resize(tokens * width, 0.0);
+        s.absorbed.resize(tokens * heads * width, 0.0);
+        s.latent.resize(tokens * heads * latent, 0.0);
+        s.heads.resize(tokens * heads * value, 0.0);
+        s.output.resize(tokens * hidden, 0.0);
+
+        // Queries, and the cache entry [c | k_pe].
+        let normed = Inputs::dense(&s.normed, hidden);
+        let entry = dense(&weights.kv_a, normed, tokens, &mut s.entry);
+        match &weights.query {
+            Query::Latent { q_a, q_a_norm, q_b } => {
+                s.query_low.resize(tokens * q_a.rows, 0.0);
+                multiply(threads, &[entry, dense(q_a, normed, tokens, &mut s.query_low)]);
+                for row in s.query_low.chunks_exact_mut(q_a.rows) {
+                    rms_norm_in_place(row, q_a_norm, latent_eps);
+                }
+                let low = Inputs::dense(&s.query_low, q_a.rows);
+                multiply(threads, &[dense(q_b, low, tokens, &mut s.query)]);
+            }
+            Query::Direct(q) => multiply(threads, &[entry, dense(q, normed, tokens, &mut s.query)]),
+        }
+        for span in spans {
+            for i in 0..span.count {
+                let (row, position) = (span.row + i, span.position + i);
+                let entry = &mut s.entry[row * width..(row + 1) * width];
+                // The norm is for the latent part only.
+                rms_norm_in_place(&mut entry[..latent], &weights.kv_a_norm, latent_eps);
+                self.rope.rotate(&mut entry[latent..], position);
+                cache.write(layer, span.pages[position / PAGE_TOKENS], position % PAGE_TOKENS, entry);
+                let queries = s.query[row * heads * head..(row + 1) * heads * head].chunks_exact_mut(head);
+                let absorbed = s.absorbed[row * heads * width..(row + 1) * heads * width].chunks_exact_mut(width);
+                for (query, absorbed) in queries.zip(absorbed) {
+                    self.rope.rotate(&mut query[nope..], position);
+                    absorbed[latent..].copy_from_slice(&query[nope..]);
+                }
+            }
+        }
+
+        // q̃_h = UK_hᵀ q_h, then Σ_t p_t c_t, then UV_h of it.
+        let mut absorbed = OutputBuffer::new(&mut s.absorbed);
+        let products: Vec<_> = (0..heads)
+            .map(|h| Product {
+                weight: &weights.k_b_transposed,
+                rows: h * latent..(h + 1) * latent,
+                inputs: Inputs::Strided { values: &s.query, start: h * head, stride: heads * head },
+                count: tokens,
+                // SAFETY: each head has its own columns.
+                outputs: unsafe { absorbed.rows(h * width, heads * width, tokens, latent) },
+            })
+            .collect();
+        multiply(threads, &products);
+        let shape = Shape { heads, latent, scale: self.softmax_scale };
+        attend(threads, cache, layer, shape, spans, &s.absorbed, &mut s.latent);
+        let mut head_values = OutputBuffer::new(&mut s.heads);
+        let products: Vec<_> = (0..heads)
+            .map(|h| Product {
+                weight: &weights.kv_b,
+                rows: h * (nope + value) + nope..(h + 1) * (nope + value),
+                inputs: Inputs::Strided { values: &s.latent, start: h * latent, stride: heads * latent },
+                count: tokens,
+                // SAFETY: each head has its own columns.
+                outputs: unsafe { head_values.rows(h * value, heads * value, tokens, value) },
+            })
+            .collect();
+        multiply(threads, &products);
+        let values = Inputs::dense(&s.heads, heads * value);
+        multiply(threads, &[dense(&weights.o, values, tokens, &mut s.output)]);
+    }
+}
+
+/// A product over a whole weight into a dense buffer of its own.
+fn dense<'a>(
+    weight: &'a lucid_checkpoint::Matrix,
+    inputs: Inputs<'a>,
+    count: usize,
+    out: &mut [f32],
+) -> Product<'a> {
+    // SAFETY: one output, dense, in a buffer that the caller doesn't touch before the product is computed.
+    let outputs = unsafe { OutputBuffer::new(out).rows(0, weight.rows, count, weight.rows) };
+    Product { weight, rows: 0..weight.rows, inputs, count, outputs }
+}

@@ -1,0 +1,147 @@
+//! Matrix products `y = x Wᵀ` on packed weights, many small ones in one round of the threads.
+
+use std::cell::RefCell;
+
+use lucid_checkpoint::Matrix;
+
+use super::dot::dots;
+use super::row::{Row, global_scale};
+use super::threads::Threads;
+
+/// Rows of a weight that one task computes: small enough to spread, large enough to hide the hand-over.
+const PANEL_ROWS: usize = 32;
+
+/// Tokens that one task computes: at full size the panel of decoded rows stays in the core's own cache.
+const PANEL_TOKENS: usize = 96;
+
+thread_local! {
+    /// Decoded rows of one panel, `[PANEL_ROWS, cols]`.
+    static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The vectors that a product reads: `[count, cols]` somewhere in a larger buffer.
+#[derive(Clone, Copy)]
+pub enum Inputs<'a> {
+    /// Vector `i` starts at `start + i * stride`.
+    Strided {
+        /// The buffer.
+        values: &'a [f32],
+        /// Where vector 0 starts.
+        start: usize,
+        /// From one vector to the next.
+        stride: usize,
+    },
+    /// Vector `i` is row `rows[i]` of a `[_, stride]` buffer.
+    Gathered {
+        /// The buffer.
+        values: &'a [f32],
+        /// Its row length.
+        stride: usize,
+        /// Which rows.
+        rows: &'a [usize],
+    },
+}
+
+impl<'a> Inputs<'a> {
+    /// All rows of a dense `[_, cols]` buffer.
+    pub fn dense(values: &'a [f32], cols: usize) -> Inputs<'a> {
+        Inputs::Strided { values, start: 0, stride: cols }
+    }
+
+    fn vector(self, i: usize, cols: usize) -> &'a [f32] {
+        match self {
+            Inputs::Strided { values, start, stride } => &values[start + i * stride..][..cols],
+            Inputs::Gathered { values, stride, rows } => &values[rows[i] * stride..][..cols],
+        }
+    }
+}
+
+/// Where a product goes: vector `i` starts at `start + i * stride` of the buffer.
+pub struct Outputs {
+    at: *mut f32,
+    len: usize,
+    stride: usize,
+}
+
+/// A buffer that several products of one round write to, each to its own places.
+pub struct OutputBuffer<'a>(&'a mut [f32]);
+
+impl<'a> OutputBuffer<'a> {
+    /// Wraps `values`.
+    pub fn new(values: &'a mut [f32]) -> Self {
+        OutputBuffer(values)
+    }
+
+    /// Vectors of `cols` values each, `count` of them, `stride` apart from `start` on.
+    ///
+    /// # Panics
+    /// When they leave the buffer.
+    ///
+    /// # Safety
+    /// No two outputs of one round overlap, and the buffer outlives the round.
+    pub unsafe fn rows(&mut self, start: usize, stride: usize, count: usize, cols: usize) -> Outputs {
+        assert!(cols <= stride || count <= 1, "vectors overlap");
+        assert!(count == 0 || start + (count - 1) * stride + cols <= self.0.len(), "output leaves its buffer");
+        Outputs { at: self.0[start..].as_mut_ptr(), len: self.0.len() - start, stride }
+    }
+}
+
+/// One product: `count` vectors through one weight.
+pub struct Product<'a> {
+    /// `[rows, cols]`.
+    pub weight: &'a Matrix,
+    /// Rows of the weight to use: the whole matrix, or one head's part.
+    pub rows: std::ops::Range<usize>,
+    /// `[count, cols]`.
+    pub inputs: Inputs<'a>,
+    /// Vectors.
+    pub count: usize,
+    /// `[count, rows.len()]`.
+    pub outputs: Outputs,
+}
+
+// SAFETY: `Outputs` is the only part that isn't Sync by itself; tasks write to disjoint elements (see `multiply`).
+unsafe impl Sync for Product<'_> {}
+
+/// Computes all products in one round of the threads.
+pub fn multiply(threads: &mut Threads, products: &[Product<'_>]) {
+    let tasks_of = |product: &Product<'_>| {
+        product.rows.len().div_ceil(PANEL_ROWS) * product.count.div_ceil(PANEL_TOKENS)
+    };
+    let tasks: usize = products.iter().map(tasks_of).sum();
+    threads.for_each(tasks, |mut task| {
+        for product in products {
+            let here = tasks_of(product);
+            if task < here {
+                return panel(product, task);
+            }
+            task -= here;
+        }
+    });
+}
+
+/// One panel of rows by one panel of tokens.
+fn panel(product: &Product<'_>, task: usize) {
+    let row_panels = product.rows.len().div_ceil(PANEL_ROWS);
+    let first_row = product.rows.start + task % row_panels * PANEL_ROWS;
+    let rows = PANEL_ROWS.min(product.rows.end - first_row);
+    let first_token = task / row_panels * PANEL_TOKENS;
+    let tokens = PANEL_TOKENS.min(product.count - first_token);
+    let weight = product.weight;
+    let scale = global_scale(weight);
+    let outputs = &product.outputs;
+    SCRATCH.with_borrow_mut(|scratch| {
+        dots(
+            (rows, tokens, weight.cols),
+            |r| Row::of(weight, first_row + r),
+            |t| product.inputs.vector(first_token + t, weight.cols),
+            scratch,
+            |r, t, sum| {
+                let at = (first_token + t) * outputs.stride + (first_row - product.rows.start) + r;
+                debug_assert!(at < outputs.len);
+                // SAFETY: inside the buffer (checked by `OutputBuffer::rows`); each (row, token) belongs to one task.
+                unsafe { outputs.at.add(at).write(sum * scale) };
+            },
+        );
+    });
+}

@@ -1,0 +1,21 @@
+//! The model on a processor.
+
+mod attention;
+mod cache;
+mod dot;
+#[cfg(target_arch = "x86_64")]
+mod dot_avx2;
+mod exp;
+mod experts;
+mod forward;
+mod matmul;
+mod norm;
+mod rope;
+mod router;
+mod row;
+mod threads;
+mod weighted_sum;
+
+pub use cache::LatentCache;
+pub use forward::{CpuModel, Observer, Span};
+pub use router::Route;

@@ -1,0 +1,134 @@
+//! The router: which experts a token goes to, and with what weight (DeepSeek-V3, arXiv:2412.19437, §2.1).
+
+use lucid_checkpoint::{MoE, ScoringFunc};
+
+/// One token's choice.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Route {
+    /// The expert's number.
+    pub expert: usize,
+    /// What its output is multiplied with.
+    pub weight: f32,
+}
+
+/// Chooses the experts of one token.
+///
+/// `logits` `[experts]` is `W_g · x`; `bias` `[experts]` is `e_score_correction_bias`, used for the choice alone. `routes`
+/// receives `num_experts_per_tok` routes, best first; equal scores go to the lower number. A NaN counts as the lowest
+/// score: it is found in the logits, not here.
+pub fn route(moe: &MoE, logits: &[f32], bias: Option<&[f32]>, routes: &mut Vec<Route>) {
+    routes.clear();
+    let scores = scores(moe.scoring_func, logits);
+    let mut choice: Vec<f32> = match bias {
+        Some(bias) => scores.iter().zip(bias).map(|(s, b)| s + b).collect(),
+        None => scores.clone(),
+    };
+    if moe.n_group > 1 {
+        keep_best_groups(&mut choice, moe.n_group, moe.topk_group, bias.is_some());
+    }
+    for _ in 0..moe.num_experts_per_tok {
+        let best = choice.iter().enumerate().reduce(better);
+        let Some((expert, _)) = best else { break };
+        routes.push(Route { expert, weight: scores[expert] });
+        choice[expert] = f32::NEG_INFINITY;
+    }
+    if moe.norm_topk_prob {
+        let sum: f32 = routes.iter().map(|route| route.weight).sum();
+        for route in routes.iter_mut() {
+            route.weight /= sum + 1e-20;
+        }
+    }
+    for route in routes {
+        route.weight *= moe.routed_scaling_factor as f32;
+    }
+}
+
+/// The later candidate only if it is really better; anything is better than NaN.
+fn better<'a>(best: (usize, &'a f32), next: (usize, &'a f32)) -> (usize, &'a f32) {
+    if next.1 > best.1 || best.1.is_nan() { next } else { best }
+}
+
+fn scores(function: ScoringFunc, logits: &[f32]) -> Vec<f32> {
+    match function {
+        ScoringFunc::Sigmoid => logits.iter().map(|&x| 1.0 / (1.0 + (-x).exp())).collect(),
+        ScoringFunc::Softmax => {
+            let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let powers: Vec<f32> = logits.iter().map(|&x| (x - highest).exp()).collect();
+            let sum: f32 = powers.iter().sum();
+            powers.into_iter().map(|p| p / sum).collect()
+        }
+    }
+}
+
+/// Sets the choice scores outside of the best groups to minus infinity: 0 would beat a negative biased score.
+///
+/// A group counts with the sum of its two best scores (with bias, DeepSeek-V3), or its best one (without, DeepSeek-V2).
+fn keep_best_groups(choice: &mut [f32], groups: usize, keep: usize, two_best: bool) {
+    let size = choice.len() / groups;
+    let value = |group: &[f32]| {
+        let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+        for &score in group {
+            if score > first {
+                (first, second) = (score, first);
+            } else if score > second {
+                second = score;
+            }
+        }
+        if two_best { first + second } else { first }
+    };
+    let mut ranked: Vec<(usize, f32)> = choice.chunks(size).map(value).enumerate().collect();
+    ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    for &(group, _) in &ranked[keep.min(ranked.len())..] {
+        choice[group * size..(group + 1) * size].fill(f32::NEG_INFINITY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn moe(experts: usize, per_token: usize, groups: usize, keep: usize) -> MoE {
+        MoE {
+            n_routed_experts: experts,
+            n_shared_experts: 1,
+            num_experts_per_tok: per_token,
+            moe_intermediate_size: 1,
+            n_group: groups,
+            topk_group: keep,
+            scoring_func: ScoringFunc::Sigmoid,
+            norm_topk_prob: true,
+            routed_scaling_factor: 2.5,
+        }
+    }
+
+    #[test]
+    fn the_bias_chooses_and_the_plain_score_weighs() {
+        let logits = [0.0, 2.0, 1.0, -1.0];
+        let mut routes = Vec::new();
+        route(&moe(4, 2, 1, 1), &logits, Some(&[0.0, -9.0, 0.0, 9.0]), &mut routes);
+        assert_eq!(routes.iter().map(|r| r.expert).collect::<Vec<_>>(), [3, 2]);
+        let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
+        let (a, b) = (sigmoid(-1.0), sigmoid(1.0));
+        assert!((routes[0].weight - 2.5 * a / (a + b)).abs() < 1e-6);
+        assert!((routes.iter().map(|r| r.weight).sum::<f32>() - 2.5).abs() < 1e-6);
+    }
+
+    #[test]
+    fn masked_groups_lose_even_to_negative_scores() {
+        // Group 0 is kept for its two best; all choice scores are negative, so a mask of 0 would choose group 1.
+        let logits = [0.0, 0.0, -3.0, -3.0];
+        let bias = [-1.0, -1.0, -1.0, -1.0];
+        let mut routes = Vec::new();
+        route(&moe(4, 2, 2, 1), &logits, Some(&bias), &mut routes);
+        assert_eq!(routes.iter().map(|r| r.expert).collect::<Vec<_>>(), [0, 1]);
+    }
+
+    #[test]
+    fn equal_scores_go_to_the_lower_number_and_nan_is_never_first() {
+        let mut routes = Vec::new();
+        route(&moe(4, 2, 1, 1), &[1.0, 1.0, 1.0, 1.0], None, &mut routes);
+        assert_eq!(routes.iter().map(|r| r.expert).collect::<Vec<_>>(), [0, 1]);
+        route(&moe(4, 2, 1, 1), &[f32::NAN, 1.0, 2.0, 0.0], None, &mut routes);
+        assert_eq!(routes.iter().map(|r| r.expert).collect::<Vec<_>>(), [2, 1]);
+    }
+}

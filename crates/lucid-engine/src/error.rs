@@ -1,0 +1,53 @@
+//! Why an engine could not be made or could not go on.
+
+/// Errors of loading and computing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The checkpoint could not be read, or does not hold what its config implies.
+    #[error(transparent)]
+    Checkpoint(#[from] lucid_checkpoint::Error),
+    /// The model is known, but the engine can't run it.
+    #[error("{what} is not supported by the engine yet: {hint}")]
+    Unsupported {
+        /// The part of the model.
+        what: String,
+        /// What is supported.
+        hint: &'static str,
+    },
+    /// An option that makes no sense.
+    #[error("{option} is {value}: {expected}")]
+    Option {
+        /// Its name.
+        option: &'static str,
+        /// What was given.
+        value: String,
+        /// What is allowed.
+        expected: &'static str,
+    },
+    /// A token outside of the vocabulary.
+    #[error("token {token} is outside of the vocabulary of {vocab_size}")]
+    UnknownToken {
+        /// The token.
+        token: u32,
+        /// Size of the vocabulary.
+        vocab_size: usize,
+    },
+    /// More tokens than the model has positions for.
+    #[error("{tokens} tokens are more than the model's context of {max}")]
+    TooLong {
+        /// Tokens that were given.
+        tokens: usize,
+        /// Positions.
+        max: usize,
+    },
+    /// The model computed something that is not a number.
+    #[error("the logits at position {position} are not finite: the weights or the arithmetic are broken")]
+    NotFinite {
+        /// The position.
+        position: usize,
+    },
+    /// The operating system refused threads or memory.
+    #[error("cannot start the engine's threads: {0}")]
+    Threads(std::io::Error),
+}

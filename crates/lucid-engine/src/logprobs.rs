@@ -1,0 +1,72 @@
+//! From logits to log-probabilities.
+
+use lucid_checkpoint::TokenId;
+
+use crate::request::{Candidate, TokenLogprobs};
+
+/// A logit was NaN or infinite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotFinite;
+
+/// Replaces logits by natural log-probabilities, in place. The sum runs in f64, in order.
+///
+/// # Errors
+/// When a logit is NaN or infinite; the values are then unchanged.
+pub fn log_softmax(logits: &mut [f32]) -> Result<(), NotFinite> {
+    if !logits.iter().all(|x| x.is_finite()) {
+        return Err(NotFinite);
+    }
+    let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&x| f64::from((x - highest).exp())).sum();
+    let shift = f64::from(highest) + sum.ln();
+    for x in logits {
+        *x = (f64::from(*x) - shift) as f32;
+    }
+    Ok(())
+}
+
+/// The entry for `token` under `logprobs` `[vocab_size]`, with the `top` most likely tokens beside it.
+#[must_use]
+pub fn token_logprobs(logprobs: &[f32], token: TokenId, top: usize) -> TokenLogprobs {
+    let logprob = logprobs[token.row()];
+    let rank = 1 + logprobs.iter().filter(|&&other| other > logprob).count();
+    let mut best: Vec<Candidate> = Vec::with_capacity(top + 1);
+    for (id, &logprob) in logprobs.iter().enumerate() {
+        if best.len() == top && best.last().is_none_or(|last| logprob <= last.logprob) {
+            continue;
+        }
+        let at = best.partition_point(|other| other.logprob >= logprob);
+        best.insert(at, Candidate { id: TokenId(id as u32), logprob, rank: 0 });
+        best.truncate(top);
+    }
+    for (i, candidate) in best.iter_mut().enumerate() {
+        candidate.rank = i + 1;
+    }
+    TokenLogprobs { token: Candidate { id: token, logprob, rank }, top: best }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probabilities_sum_to_one_also_far_from_zero() {
+        let mut logits = [1000.0f32, 999.0, 0.0, -1000.0];
+        log_softmax(&mut logits).unwrap();
+        assert!((logits[0] - -0.313_261_7).abs() < 1e-6);
+        assert!((logits.iter().map(|&x| f64::from(x).exp()).sum::<f64>() - 1.0).abs() < 1e-6);
+        assert_eq!(log_softmax(&mut [0.0, f32::NAN]), Err(NotFinite));
+        assert_eq!(log_softmax(&mut [0.0, f32::INFINITY]), Err(NotFinite));
+    }
+
+    #[test]
+    fn the_best_come_in_order_and_ties_go_to_the_lower_id() {
+        let logprobs = [-3.0, -1.0, -1.0, -2.0, -0.5];
+        let entry = token_logprobs(&logprobs, TokenId(3), 3);
+        assert_eq!(entry.token, Candidate { id: TokenId(3), logprob: -2.0, rank: 4 });
+        let ids: Vec<u32> = entry.top.iter().map(|candidate| candidate.id.0).collect();
+        assert_eq!(ids, [4, 1, 2]);
+        assert_eq!(token_logprobs(&logprobs, TokenId(0), 0).top, []);
+        assert_eq!(token_logprobs(&logprobs, TokenId(0), 99).top.len(), 5);
+    }
+}

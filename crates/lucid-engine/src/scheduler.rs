@@ -1,0 +1,248 @@
+//! Continuous batching: who computes what in the next step. A pure state machine, without model or clock.
+//!
+//! Running requests decode first, one token each; what is left of the step's tokens goes to prompts, in order of arrival, cut into
+//! chunks. A request that needs a page when none is free takes it from the youngest running one, which starts over later: its
+//! tokens are computed again, to the same bits, because results don't depend on the batch.
+
+use std::collections::VecDeque;
+
+use lucid_checkpoint::TokenId;
+
+use crate::RequestId;
+use crate::kv_cache::{PageId, PagePool};
+
+/// Bounds of a scheduler.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Requests that run together.
+    pub max_running: usize,
+    /// Tokens of one step.
+    pub max_step_tokens: usize,
+}
+
+/// One request's place in the schedule.
+#[derive(Debug)]
+pub struct Sequence {
+    /// Whose it is.
+    pub id: RequestId,
+    /// Prompt and generated tokens.
+    pub tokens: Vec<TokenId>,
+    /// Tokens whose cache entries are written.
+    pub computed: usize,
+    /// Their pages.
+    pub pages: Vec<PageId>,
+}
+
+/// A piece of work of the next step: tokens `first..first + count` of one sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// Index into [`Scheduler::running`].
+    pub running: usize,
+    /// First token to compute.
+    pub first: usize,
+    /// How many.
+    pub count: usize,
+}
+
+/// The queue, the running set and the pages.
+#[derive(Debug)]
+pub struct Scheduler {
+    limits: Limits,
+    waiting: VecDeque<Sequence>,
+    running: Vec<Sequence>,
+    pool: PagePool,
+}
+
+impl Scheduler {
+    /// An empty scheduler over a pool of pages.
+    #[must_use]
+    pub fn new(limits: Limits, pool: PagePool) -> Scheduler {
+        Scheduler { limits, waiting: VecDeque::new(), running: Vec::new(), pool }
+    }
+
+    /// Queues a request with a prompt that is not empty.
+    pub fn add(&mut self, id: RequestId, prompt: Vec<TokenId>) {
+        debug_assert!(!prompt.is_empty());
+        self.waiting.push_back(Sequence { id, tokens: prompt, computed: 0, pages: Vec::new() });
+    }
+
+    /// Takes a request out, wherever it is. False if it is not here.
+    pub fn remove(&mut self, id: RequestId) -> bool {
+        if let Some(at) = self.running.iter().position(|sequence| sequence.id == id) {
+            let mut sequence = self.running.remove(at);
+            self.pool.release(&mut sequence.pages);
+            return true;
+        }
+        match self.waiting.iter().position(|sequence| sequence.id == id) {
+            Some(at) => self.waiting.remove(at).is_some(),
+            None => false,
+        }
+    }
+
+    /// Running requests, oldest first.
+    #[must_use]
+    pub fn running(&self) -> &[Sequence] {
+        &self.running
+    }
+
+    /// How many wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// The pages.
+    #[must_use]
+    pub fn pool(&self) -> &PagePool {
+        &self.pool
+    }
+
+    /// Appends a generated token.
+    pub fn push(&mut self, running: usize, token: TokenId) {
+        self.running[running].tokens.push(token);
+    }
+
+    /// Plans the next step. Every piece's pages have room for it. Empty when there is nothing to do.
+    ///
+    /// A request that alone needs more pages than there are can't be planned; the engine refuses it on arrival.
+    pub fn plan(&mut self, plan: &mut Vec<Work>) {
+        plan.clear();
+        let mut budget = self.limits.max_step_tokens;
+        let mut running = 0;
+        while running < self.running.len() && budget > 0 {
+            let sequence = &self.running[running];
+            let first = sequence.computed;
+            let count = budget.min(sequence.tokens.len() - first);
+            if !self.make_room(running, first + count) {
+                // It was the youngest itself, and is waiting now; older ones hold all pages and go on.
+                break;
+            }
+            plan.push(Work { running, first, count });
+            budget -= count;
+            running += 1;
+        }
+        while budget > 0 && self.running.len() < self.limits.max_running {
+            let Some(mut sequence) = self.waiting.pop_front() else { break };
+            let count = budget.min(sequence.tokens.len());
+            // Newcomers don't push anybody out.
+            if !self.pool.extend(&mut sequence.pages, count) {
+                self.waiting.push_front(sequence);
+                break;
+            }
+            self.running.push(sequence);
+            plan.push(Work { running: self.running.len() - 1, first: 0, count });
+            budget -= count;
+        }
+    }
+
+    /// Notes that the planned pieces were computed.
+    pub fn computed(&mut self, plan: &[Work]) {
+        for work in plan {
+            let sequence = &mut self.running[work.running];
+            debug_assert_eq!(sequence.computed, work.first);
+            sequence.computed = work.first + work.count;
+        }
+    }
+
+    /// Pages for `tokens` tokens of a running sequence, if need be from younger ones. False if it had to give way itself.
+    fn make_room(&mut self, running: usize, tokens: usize) -> bool {
+        loop {
+            if self.pool.extend(&mut self.running[running].pages, tokens) {
+                return true;
+            }
+            let Some(mut youngest) = self.running.pop() else { return false };
+            self.pool.release(&mut youngest.pages);
+            youngest.computed = 0;
+            self.waiting.push_front(youngest);
+            if self.running.len() == running {
+                return false;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::kv_cache::PAGE_TOKENS;
+
+    fn prompt(len: usize) -> Vec<TokenId> {
+        vec![TokenId(1); len]
+    }
+
+    fn scheduler(pages: usize, max_running: usize, max_step_tokens: usize) -> Scheduler {
+        Scheduler::new(Limits { max_running, max_step_tokens }, PagePool::new(pages * PAGE_TOKENS))
+    }
+
+    #[test]
+    fn decoding_goes_before_prompts_and_prompts_are_cut() {
+        let mut s = scheduler(10, 4, 8);
+        let mut plan = Vec::new();
+        s.add(RequestId(1), prompt(3));
+        s.plan(&mut plan);
+        assert_eq!(plan, [Work { running: 0, first: 0, count: 3 }]);
+        s.computed(&plan);
+        s.push(0, TokenId(2));
+        s.add(RequestId(2), prompt(20));
+        s.plan(&mut plan);
+        assert_eq!(plan, [Work { running: 0, first: 3, count: 1 }, Work { running: 1, first: 0, count: 7 }]);
+        s.computed(&plan);
+        s.push(0, TokenId(2));
+        s.plan(&mut plan);
+        assert_eq!(plan, [Work { running: 0, first: 4, count: 1 }, Work { running: 1, first: 7, count: 7 }]);
+    }
+
+    proptest! {
+        /// Whatever arrives, leaves or runs out of pages: each request gets exactly its tokens, nobody starves, and all pages
+        /// come back.
+        #[test]
+        fn every_request_is_served_once(
+            requests in prop::collection::vec((1usize..300, 1usize..200), 1..20),
+            pages in 8usize..20,
+            max_running in 1usize..6,
+            max_step_tokens in 1usize..200,
+            cancel in prop::collection::vec(any::<bool>(), 20),
+        ) {
+            let mut s = scheduler(pages, max_running, max_step_tokens);
+            let mut left: Vec<usize> = requests.iter().map(|r| r.1).collect();
+            for (id, &(len, _)) in requests.iter().enumerate() {
+                s.add(RequestId(id as u64), prompt(len));
+            }
+            let mut plan = Vec::new();
+            let mut steps = 0;
+            loop {
+                s.plan(&mut plan);
+                if plan.is_empty() { break; }
+                steps += 1;
+                prop_assert!(steps < 200_000, "no progress");
+                let tokens: usize = plan.iter().map(|w| w.count).sum();
+                prop_assert!(tokens <= max_step_tokens && plan.len() <= max_running);
+                let mut held: Vec<_> = s.running().iter().flat_map(|q| &q.pages).collect();
+                held.sort_by_key(|page| page.index());
+                held.dedup();
+                prop_assert_eq!(held.len(), s.pool().used(), "a page is held twice or lost");
+                for work in &plan {
+                    let sequence = &s.running()[work.running];
+                    prop_assert!(sequence.pages.len() * PAGE_TOKENS >= work.first + work.count);
+                }
+                s.computed(&plan);
+                let mut done = Vec::new();
+                for work in plan.clone() {
+                    let sequence = &s.running()[work.running];
+                    if sequence.computed < sequence.tokens.len() { continue; }
+                    let id = sequence.id;
+                    let at = id.0 as usize;
+                    s.push(work.running, TokenId(7));
+                    left[at] -= 1;
+                    let early = cancel[at] && left[at] == requests[at].1 / 2;
+                    if left[at] == 0 || early { done.push(id); left[at] = 0; }
+                }
+                for id in done { prop_assert!(s.remove(id)); }
+            }
+            prop_assert!(left.iter().all(|&n| n == 0), "somebody was forgotten: {left:?}");
+            prop_assert_eq!((s.pool().used(), s.waiting(), s.running().len()), (0, 0, 0));
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! The witness: what the model says about given tokens, without scheduler or server.
+
+use lucid_checkpoint::{Checkpoint, TokenId};
+
+use crate::cpu::{CpuModel, LatentCache, Observer, Span};
+use crate::kv_cache::{PAGE_TOKENS, PageId, PagePool};
+use crate::logprobs::log_softmax;
+use crate::{Error, Semantics, SemanticsOptions};
+
+/// Tokens that are computed together.
+const CHUNK: usize = 256;
+/// Rows of logits that are in memory at a time: 16 of Kimi's are 10 MB.
+const LOGIT_ROWS: usize = 16;
+
+/// Scores token sequences, teacher-forced.
+pub struct Scorer {
+    model: CpuModel,
+    pool: PagePool,
+    pages: Vec<PageId>,
+    cache: LatentCache,
+}
+
+impl Scorer {
+    /// Loads a model for scoring.
+    ///
+    /// # Errors
+    /// When the checkpoint is incomplete or unsupported, or threads can't be started.
+    pub fn new(
+        checkpoint: &Checkpoint,
+        semantics: &SemanticsOptions,
+        threads: Option<usize>,
+    ) -> Result<Scorer, Error> {
+        let positions = checkpoint.config().max_position_embeddings;
+        let model = CpuModel::load(checkpoint, semantics, threads, positions)?;
+        Ok(Scorer { cache: model.new_cache(0), pool: PagePool::new(0), pages: Vec::new(), model })
+    }
+
+    /// What is computed, and how.
+    #[must_use]
+    pub fn semantics(&self) -> &Semantics {
+        self.model.semantics()
+    }
+
+    /// Calls `visit(position, logprobs)` for each position in order: `logprobs` `[vocab_size]` (natural logarithms) is the
+    /// distribution of the token that follows `tokens[..=position]`.
+    ///
+    /// # Errors
+    /// Unknown tokens, more tokens than positions, logits that are not finite.
+    pub fn score(&mut self, tokens: &[TokenId], visit: impl FnMut(usize, &[f32])) -> Result<(), Error> {
+        self.score_observed(tokens, visit, &mut ())
+    }
+
+    /// The same, and `observer` sees hidden states and routes, in chunks of 256 tokens.
+    ///
+    /// # Errors
+    /// As [`Scorer::score`].
+    pub fn score_observed(
+        &mut self,
+        tokens: &[TokenId],
+        mut visit: impl FnMut(usize, &[f32]),
+        observer: &mut impl Observer,
+    ) -> Result<(), Error> {
+        self.make_room(tokens)?;
+        let vocab = self.model.config().vocab_size;
+        let mut logits = Vec::new();
+        for (number, chunk) in tokens.chunks(CHUNK).enumerate() {
+            let first = number * CHUNK;
+            let span = Span { pages: &self.pages, position: first, count: chunk.len(), row: 0 };
+            self.model.forward(chunk, &[span], &mut self.cache, observer);
+            let rows: Vec<usize> = (0..chunk.len()).collect();
+            for rows in rows.chunks(LOGIT_ROWS) {
+                self.model.logits(rows, &mut logits);
+                for (&row, logits) in rows.iter().zip(logits.chunks_exact_mut(vocab)) {
+                    let position = first + row;
+                    log_softmax(logits).map_err(|_| Error::NotFinite { position })?;
+                    visit(position, logits);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn make_room(&mut self, tokens: &[TokenId]) -> Result<(), Error> {
+        let config = self.model.config();
+        let (vocab_size, max) = (config.vocab_size, config.max_position_embeddings);
+        if let Some(&TokenId(token)) = tokens.iter().find(|token| token.row() >= vocab_size) {
+            return Err(Error::UnknownToken { token, vocab_size });
+        }
+        if tokens.len() > max {
+            return Err(Error::TooLong { tokens: tokens.len(), max });
+        }
+        if tokens.len() > self.pool.total() * PAGE_TOKENS {
+            self.pages.clear();
+            self.pool = PagePool::new(tokens.len());
+            self.cache = self.model.new_cache(self.pool.total());
+        }
+        let room = self.pool.extend(&mut self.pages, tokens.len());
+        debug_assert!(room, "the pool was made for these tokens");
+        Ok(())
+    }
+}

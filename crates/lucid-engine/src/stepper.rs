@@ -1,0 +1,308 @@
+//! The engine's thread: takes commands, steps the model, hands out events.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lucid_checkpoint::TokenId;
+
+use crate::cpu::{CpuModel, LatentCache, Span};
+use crate::engine::{RequestId, Stats};
+use crate::logprobs::{log_softmax, token_logprobs};
+use crate::request::{Event, Finish, Request, TokenLogprobs};
+use crate::sampler::Sampler;
+use crate::scheduler::{Scheduler, Work};
+
+/// Rows of logits that are in memory at a time: 16 of Kimi's are 10 MB.
+const LOGIT_ROWS: usize = 16;
+
+/// What other threads ask of the engine.
+pub enum Command {
+    /// A new request.
+    Submit {
+        /// Its name.
+        id: RequestId,
+        /// What is asked.
+        request: Request,
+        /// Who wants to know.
+        sink: Box<dyn FnMut(Event) -> bool + Send>,
+    },
+    /// End a request.
+    Cancel(RequestId),
+    /// End the engine.
+    Stop,
+}
+
+/// What other threads may look at.
+pub struct Shared {
+    state: Mutex<(Stats, Option<String>)>,
+}
+
+impl Shared {
+    pub fn new(kv_pages: usize) -> Shared {
+        Shared { state: Mutex::new((Stats { kv_pages, ..Stats::default() }, None)) }
+    }
+
+    pub fn stats(&self) -> Stats {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    pub fn unhealthy(&self) -> Option<String> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).1.clone()
+    }
+
+    /// Counts a request as waiting before the engine's thread has seen it, so that a burst can't pass the bound.
+    pub fn note_submitted(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).0.waiting += 1;
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Stats)) {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner).0);
+    }
+
+    fn mark_unhealthy(&self, reason: String) {
+        // The first reason is the one to look at.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).1.get_or_insert(reason);
+    }
+}
+
+/// A request that is waiting or running.
+struct Active {
+    request: Request,
+    sink: Box<dyn FnMut(Event) -> bool + Send>,
+    sampler: Sampler,
+    max_tokens: usize,
+    generated: usize,
+    /// Collected while the prompt is computed; taken when `Event::Prompt` is sent.
+    prompt_logprobs: Vec<Option<TokenLogprobs>>,
+    prompt_sent: bool,
+}
+
+/// The thread's state.
+pub struct Stepper {
+    model: CpuModel,
+    cache: LatentCache,
+    scheduler: Scheduler,
+    shared: Arc<Shared>,
+    active: HashMap<RequestId, Active>,
+    max_model_len: usize,
+    /// Source of seeds for requests without one.
+    entropy: RandomState,
+    plan: Vec<Work>,
+    logits: Vec<f32>,
+    logprobs: Vec<f32>,
+}
+
+impl Stepper {
+    pub fn new(
+        model: CpuModel,
+        cache: LatentCache,
+        scheduler: Scheduler,
+        shared: Arc<Shared>,
+        max_model_len: usize,
+    ) -> Stepper {
+        Stepper {
+            model,
+            cache,
+            scheduler,
+            shared,
+            active: HashMap::new(),
+            max_model_len,
+            entropy: RandomState::new(),
+            plan: Vec::new(),
+            logits: Vec::new(),
+            logprobs: Vec::new(),
+        }
+    }
+
+    /// Runs until told to stop or every handle is gone.
+    pub fn run(mut self, inbox: &Receiver<Command>) {
+        while self.take_commands(inbox) {
+            // A panic here is a bug; it must not leave callers waiting for events that never come.
+            if catch_unwind(AssertUnwindSafe(|| self.step())).is_err() {
+                let reason = "the engine's thread panicked: please report this with the server's output";
+                self.shared.mark_unhealthy(reason.to_owned());
+                self.end_all(&Finish::Failed(reason.to_owned()));
+                return;
+            }
+        }
+        self.end_all(&Finish::Cancelled);
+    }
+
+    /// Takes all commands that are there; waits for one when there is nothing else to do. False means stop.
+    fn take_commands(&mut self, inbox: &Receiver<Command>) -> bool {
+        loop {
+            let command = if self.active.is_empty() {
+                match inbox.recv() {
+                    Ok(command) => command,
+                    Err(_) => return false,
+                }
+            } else {
+                match inbox.try_recv() {
+                    Ok(command) => command,
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => return false,
+                }
+            };
+            match command {
+                Command::Submit { id, request, sink } => self.accept(id, request, sink),
+                Command::Cancel(id) => self.finish(id, Finish::Cancelled),
+                Command::Stop => return false,
+            }
+        }
+        self.publish();
+        true
+    }
+
+    fn accept(&mut self, id: RequestId, request: Request, sink: Box<dyn FnMut(Event) -> bool + Send>) {
+        let entropy = self.entropy.hash_one(id);
+        let sampler = Sampler::new(request.sampling.clone(), &request.prompt, entropy);
+        let max_tokens = request.max_tokens.min(self.max_model_len - request.prompt.len());
+        self.scheduler.add(id, request.prompt.clone());
+        let prompt_logprobs = if request.prompt_logprobs.is_some() { vec![None] } else { Vec::new() };
+        self.active.insert(
+            id,
+            Active { request, sink, sampler, max_tokens, generated: 0, prompt_logprobs, prompt_sent: false },
+        );
+    }
+
+    fn publish(&self) {
+        let (running, waiting) = (self.scheduler.running().len(), self.scheduler.waiting());
+        let kv_pages_used = self.scheduler.pool().used();
+        self.shared.update(|stats| {
+            (stats.running, stats.waiting, stats.kv_pages_used) = (running, waiting, kv_pages_used);
+        });
+    }
+
+    /// One step of the model, and its events.
+    fn step(&mut self) {
+        let mut plan = std::mem::take(&mut self.plan);
+        self.scheduler.plan(&mut plan);
+        self.forward(&plan);
+        self.scheduler.computed(&plan);
+        let mut finished = Vec::new();
+        let mut first_row = 0;
+        for work in &plan {
+            self.prompt_logprobs(work, first_row, &mut finished);
+            let sequence = &self.scheduler.running()[work.running];
+            if sequence.computed == sequence.tokens.len() {
+                self.next_token(work, first_row + work.count - 1, &mut finished);
+            }
+            first_row += work.count;
+        }
+        for (id, finish) in finished {
+            self.finish(id, finish);
+        }
+        self.plan = plan;
+    }
+
+    fn forward(&mut self, plan: &[Work]) {
+        let mut tokens = Vec::new();
+        let mut spans = Vec::new();
+        for work in plan {
+            let sequence = &self.scheduler.running()[work.running];
+            let row = tokens.len();
+            tokens.extend_from_slice(&sequence.tokens[work.first..work.first + work.count]);
+            spans.push(Span { pages: &sequence.pages, position: work.first, count: work.count, row });
+        }
+        self.model.forward(&tokens, &spans, &mut self.cache, &mut ());
+    }
+
+    /// Scores the prompt tokens that follow the computed ones, if the request wants that.
+    fn prompt_logprobs(&mut self, work: &Work, first_row: usize, finished: &mut Vec<(RequestId, Finish)>) {
+        let sequence = &self.scheduler.running()[work.running];
+        let Some(active) = self.active.get_mut(&sequence.id) else { return };
+        let Some(top) = active.request.prompt_logprobs else { return };
+        let prompt = &active.request.prompt;
+        // A preempted request computes its prompt again, but has these already.
+        let wanted = active.prompt_logprobs.len().max(work.first + 1)..prompt.len().min(work.first + work.count + 1);
+        if active.prompt_sent || wanted.is_empty() {
+            return;
+        }
+        let rows: Vec<usize> = wanted.clone().map(|next| first_row + next - 1 - work.first).collect();
+        let mut next = wanted.start;
+        for rows in rows.chunks(LOGIT_ROWS) {
+            self.model.logits(rows, &mut self.logits);
+            for logits in self.logits.chunks_exact_mut(self.model.config().vocab_size) {
+                if log_softmax(logits).is_err() {
+                    finished.push((sequence.id, not_finite(&self.shared, sequence.id, next - 1)));
+                    return;
+                }
+                active.prompt_logprobs.push(Some(token_logprobs(logits, prompt[next], top)));
+                next += 1;
+            }
+        }
+    }
+
+    /// Draws the token that follows `row`.
+    fn next_token(&mut self, work: &Work, row: usize, finished: &mut Vec<(RequestId, Finish)>) {
+        let sequence = &self.scheduler.running()[work.running];
+        let (id, position) = (sequence.id, sequence.computed - 1);
+        if finished.last().is_some_and(|(done, _)| *done == id) {
+            return;
+        }
+        let Some(active) = self.active.get_mut(&id) else { return };
+        if !active.prompt_sent {
+            active.prompt_sent = true;
+            let logprobs = std::mem::take(&mut active.prompt_logprobs);
+            let logprobs = active.request.prompt_logprobs.map(|_| logprobs);
+            let prompt_tokens = active.request.prompt.len() as u64;
+            self.shared.update(|stats| stats.prompt_tokens += prompt_tokens);
+            if !(active.sink)(Event::Prompt { cached_tokens: 0, logprobs }) {
+                return finished.push((id, Finish::Cancelled));
+            }
+        }
+        if active.max_tokens == 0 {
+            return finished.push((id, Finish::Length));
+        }
+        self.model.logits(&[row], &mut self.logits);
+        if !self.logits.iter().all(|x| x.is_finite()) {
+            return finished.push((id, not_finite(&self.shared, id, position)));
+        }
+        if active.request.logprobs.is_some() {
+            self.logprobs.clone_from(&self.logits);
+            // Finite, as was just seen.
+            let _ = log_softmax(&mut self.logprobs);
+        }
+        let forbidden: &[TokenId] =
+            if active.generated < active.request.min_tokens { &active.request.stop_tokens } else { &[] };
+        let token = active.sampler.draw(&mut self.logits, forbidden);
+        let logprobs = active.request.logprobs.map(|top| token_logprobs(&self.logprobs, token, top));
+        active.generated += 1;
+        self.shared.update(|stats| stats.generated_tokens += 1);
+        self.scheduler.push(work.running, token);
+        let listening = (active.sink)(Event::Token { id: token, logprobs });
+        if active.request.stop_tokens.contains(&token) {
+            finished.push((id, Finish::Stop(token)));
+        } else if active.generated >= active.max_tokens {
+            finished.push((id, Finish::Length));
+        } else if !listening {
+            finished.push((id, Finish::Cancelled));
+        }
+    }
+
+    fn finish(&mut self, id: RequestId, finish: Finish) {
+        self.scheduler.remove(id);
+        if let Some(mut active) = self.active.remove(&id) {
+            // Nothing follows, so there is nothing left to cancel.
+            let _ = (active.sink)(Event::Finished(finish));
+        }
+    }
+
+    fn end_all(&mut self, finish: &Finish) {
+        let mut ids: Vec<RequestId> = self.active.keys().copied().collect();
+        ids.sort_unstable();
+        for id in ids {
+            self.finish(id, finish.clone());
+        }
+        self.publish();
+    }
+}
+
+fn not_finite(shared: &Shared, id: RequestId, position: usize) -> Finish {
+    let reason = format!("the logits at position {position} are not finite (request {})", id.0);
+    shared.mark_unhealthy(reason.clone());
+    Finish::Failed(reason)
+}

@@ -1,0 +1,228 @@
+//! What the checkpoint holds, by the model's structure: still packed, every shape checked.
+
+use lucid_checkpoint::{Bytes, Checkpoint, Config, Matrix, MoE, Packed};
+
+use crate::{Error, Plant};
+
+/// All weights of a model.
+pub struct Weights {
+    /// `[vocab_size, hidden_size]`
+    pub embed_tokens: Matrix,
+    /// The decoder layers, first to last.
+    pub layers: Vec<Layer>,
+    /// `[hidden_size]`
+    pub norm: Vec<f32>,
+    /// `[vocab_size, hidden_size]`
+    pub lm_head: Matrix,
+}
+
+/// One decoder layer.
+pub struct Layer {
+    /// `[hidden_size]`
+    pub input_layernorm: Vec<f32>,
+    /// Multi-head latent attention.
+    pub attention: Attention,
+    /// `[hidden_size]`
+    pub post_attention_layernorm: Vec<f32>,
+    /// Dense or mixture of experts.
+    pub feed_forward: FeedForward,
+}
+
+/// Multi-head latent attention. A = heads, N = qk_nope, R = qk_rope, V = v_head, L = kv_lora.
+pub struct Attention {
+    /// How queries are projected.
+    pub query: Query,
+    /// `[L + R, hidden_size]`
+    pub kv_a: Matrix,
+    /// `[L]`
+    pub kv_a_norm: Vec<f32>,
+    /// `[A (N + V), L]`: per head N key rows, then V value rows.
+    pub kv_b: Matrix,
+    /// `[A L, N]`: the key rows of `kv_b`, transposed per head, for the absorbed form. Exact: values are only moved.
+    pub k_b_transposed: Matrix,
+    /// `[hidden_size, A V]`
+    pub o: Matrix,
+}
+
+/// The projection of queries.
+pub enum Query {
+    /// Through a latent: `q_b · RMSNorm(q_a · x)`.
+    Latent {
+        /// `[Q, hidden_size]`
+        q_a: Matrix,
+        /// `[Q]`
+        q_a_norm: Vec<f32>,
+        /// `[A (N + R), Q]`
+        q_b: Matrix,
+    },
+    /// `[A (N + R), hidden_size]`
+    Direct(Matrix),
+}
+
+/// A SwiGLU block: `down · (silu(gate · x) ⊙ (up · x))`.
+pub struct Mlp {
+    /// `[width, hidden_size]`
+    pub gate: Matrix,
+    /// `[width, hidden_size]`
+    pub up: Matrix,
+    /// `[hidden_size, width]`
+    pub down: Matrix,
+}
+
+/// The second half of a layer.
+pub enum FeedForward {
+    /// One MLP.
+    Dense(Mlp),
+    /// A router and its experts.
+    Experts(Experts),
+}
+
+/// A mixture of experts.
+pub struct Experts {
+    /// `[experts, hidden_size]`
+    pub router: Matrix,
+    /// `e_score_correction_bias` `[experts]`
+    pub bias: Option<Vec<f32>>,
+    /// The routed experts.
+    pub routed: Vec<Mlp>,
+    /// The shared expert: as wide as `n_shared_experts` routed ones.
+    pub shared: Option<Mlp>,
+}
+
+impl Weights {
+    /// Finds and checks every tensor of the model; nothing is copied but norms and the transposed key rows.
+    ///
+    /// # Errors
+    /// A missing or misshapen tensor, an unsupported layout or model.
+    pub fn load(checkpoint: &Checkpoint, plant: Option<Plant>) -> Result<Weights, Error> {
+        let config = checkpoint.config();
+        check_supported(config)?;
+        let loader = Loader { checkpoint, config, plant };
+        let layers = (0..config.num_hidden_layers).map(|i| loader.layer(i)).collect::<Result<_, _>>()?;
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let embed_tokens = loader.matrix("model.embed_tokens", vocab, hidden)?;
+        let lm_head = match config.tie_word_embeddings {
+            true => embed_tokens.clone(),
+            false => loader.matrix("lm_head", vocab, hidden)?,
+        };
+        Ok(Weights { embed_tokens, layers, norm: loader.vector("model.norm.weight", hidden)?, lm_head })
+    }
+}
+
+fn check_supported(config: &Config) -> Result<(), Error> {
+    if config.indexer.is_some() {
+        return Err(Error::Unsupported {
+            what: format!("{} with its sparse-attention indexer", config.architecture),
+            hint: "DeepSeek-V3 and Kimi-K2 / K2.5 checkpoints are",
+        });
+    }
+    Ok(())
+}
+
+struct Loader<'a> {
+    checkpoint: &'a Checkpoint,
+    config: &'a Config,
+    plant: Option<Plant>,
+}
+
+impl Loader<'_> {
+    fn matrix(&self, module: &str, rows: usize, cols: usize) -> Result<Matrix, Error> {
+        let mut matrix = self.checkpoint.matrix(module, rows, cols)?;
+        if self.plant == Some(Plant::Nvfp4GlobalScaleInverted) {
+            if let Packed::Nvfp4 { global_scale, .. } = &mut matrix.packed {
+                *global_scale = 1.0 / *global_scale;
+            }
+        }
+        Ok(matrix)
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
+        Ok(self.checkpoint.vector(name, len)?)
+    }
+
+    fn layer(&self, i: usize) -> Result<Layer, Error> {
+        let hidden = self.config.hidden_size;
+        let at = format!("model.layers.{i}");
+        Ok(Layer {
+            input_layernorm: self.vector(&format!("{at}.input_layernorm.weight"), hidden)?,
+            attention: self.attention(&format!("{at}.self_attn"))?,
+            post_attention_layernorm: self.vector(&format!("{at}.post_attention_layernorm.weight"), hidden)?,
+            feed_forward: match self.config.moe.as_ref().filter(|_| self.config.is_moe_layer(i)) {
+                Some(moe) => FeedForward::Experts(self.experts(&format!("{at}.mlp"), moe)?),
+                None => FeedForward::Dense(self.mlp(&format!("{at}.mlp"), self.config.intermediate_size)?),
+            },
+        })
+    }
+
+    fn attention(&self, at: &str) -> Result<Attention, Error> {
+        let config = self.config;
+        let (hidden, heads, latent) = (config.hidden_size, config.num_attention_heads, config.kv_lora_rank);
+        let (nope, rope, value) = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim);
+        let query = match config.q_lora_rank {
+            Some(rank) => Query::Latent {
+                q_a: self.matrix(&format!("{at}.q_a_proj"), rank, hidden)?,
+                q_a_norm: self.vector(&format!("{at}.q_a_layernorm.weight"), rank)?,
+                q_b: self.matrix(&format!("{at}.q_b_proj"), heads * (nope + rope), rank)?,
+            },
+            None => Query::Direct(self.matrix(&format!("{at}.q_proj"), heads * (nope + rope), hidden)?),
+        };
+        let kv_b = self.matrix(&format!("{at}.kv_b_proj"), heads * (nope + value), latent)?;
+        Ok(Attention {
+            query,
+            kv_a: self.matrix(&format!("{at}.kv_a_proj_with_mqa"), latent + rope, hidden)?,
+            kv_a_norm: self.vector(&format!("{at}.kv_a_layernorm.weight"), latent)?,
+            k_b_transposed: transpose_keys(&kv_b, heads, nope, value),
+            kv_b,
+            o: self.matrix(&format!("{at}.o_proj"), hidden, heads * value)?,
+        })
+    }
+
+    fn mlp(&self, at: &str, width: usize) -> Result<Mlp, Error> {
+        let hidden = self.config.hidden_size;
+        Ok(Mlp {
+            gate: self.matrix(&format!("{at}.gate_proj"), width, hidden)?,
+            up: self.matrix(&format!("{at}.up_proj"), width, hidden)?,
+            down: self.matrix(&format!("{at}.down_proj"), hidden, width)?,
+        })
+    }
+
+    fn experts(&self, at: &str, moe: &MoE) -> Result<Experts, Error> {
+        let width = moe.moe_intermediate_size;
+        let bias_name = format!("{at}.gate.e_score_correction_bias");
+        let bias = self.vector(&bias_name, moe.n_routed_experts)?;
+        Ok(Experts {
+            router: self.matrix(&format!("{at}.gate"), moe.n_routed_experts, self.config.hidden_size)?,
+            bias: (self.plant != Some(Plant::RouterBiasMissing)).then_some(bias),
+            routed: (0..moe.n_routed_experts)
+                .map(|expert| self.mlp(&format!("{at}.experts.{expert}"), width))
+                .collect::<Result<_, _>>()?,
+            shared: match moe.n_shared_experts {
+                0 => None,
+                shared => Some(self.mlp(&format!("{at}.shared_experts"), shared * width)?),
+            },
+        })
+    }
+}
+
+/// `[A (N + V), L]` to `[A L, N]`: per head the N key rows, transposed. bf16 stays bf16; other layouts become f32.
+fn transpose_keys(kv_b: &Matrix, heads: usize, nope: usize, value: usize) -> Matrix {
+    let latent = kv_b.cols;
+    let mut row = vec![0f32; latent];
+    let mut transposed = vec![0f32; heads * latent * nope];
+    for head in 0..heads {
+        for n in 0..nope {
+            kv_b.decode_row(head * (nope + value) + n, &mut row);
+            for (l, &x) in row.iter().enumerate() {
+                transposed[(head * latent + l) * nope + n] = x;
+            }
+        }
+    }
+    let packed = match kv_b.packed {
+        Packed::Bf16(_) => {
+            let high_half = |x: &f32| ((x.to_bits() >> 16) as u16).to_le_bytes();
+            Packed::Bf16(Bytes::from(transposed.iter().flat_map(high_half).collect::<Vec<u8>>()))
+        }
+        _ => Packed::F32(Bytes::from(transposed.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())),
+    };
+    Matrix { name: format!("{} (keys, transposed)", kv_b.name), rows: heads * latent, cols: nope, packed }
+}

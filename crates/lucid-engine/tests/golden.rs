@@ -1,0 +1,200 @@
+//! The engine against transformers' DeepseekV3ForCausalLM (float32) on the same weights.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use lucid_checkpoint::{Checkpoint, Files, TokenId};
+use lucid_engine::{Mode, Observer, Route, Scorer, SemanticsOptions};
+
+/// transformers builds the latent norms with this epsilon whatever the config says.
+const LATENT_NORM_EPS: f64 = 1e-6;
+/// The largest difference of a log-probability that rounding explains.
+const TOLERANCE: f32 = 2e-3;
+
+fn models() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models"))
+}
+
+fn canary() -> Checkpoint {
+    Checkpoint::open(Files::open(&models().join("canary")).unwrap()).unwrap()
+}
+
+fn scorer(mode: Mode) -> Scorer {
+    let semantics = SemanticsOptions { mode, latent_norm_eps: Some(LATENT_NORM_EPS), plant: None };
+    Scorer::new(&canary(), &semantics, None).unwrap()
+}
+
+#[derive(Clone)]
+struct Prompt {
+    name: String,
+    tokens: Vec<TokenId>,
+    prompt_len: usize,
+}
+
+fn prompts() -> Vec<Prompt> {
+    let text = std::fs::read_to_string(models().join("canary-golden/golden.json")).unwrap();
+    let golden: BTreeMap<String, serde_json::Value> = serde_json::from_str(&text).unwrap();
+    let ids = |value: &serde_json::Value| -> Vec<TokenId> { serde_json::from_value(value.clone()).unwrap() };
+    golden
+        .iter()
+        .map(|(name, entry)| {
+            let mut tokens = ids(&entry["prompt_ids"]);
+            let prompt_len = tokens.len();
+            tokens.extend(ids(&entry["completion_ids"]));
+            Prompt { name: name.clone(), tokens, prompt_len }
+        })
+        .collect()
+}
+
+/// The tensors of golden.safetensors, read with nothing but the format's definition.
+struct Goldens {
+    header: serde_json::Value,
+    data: Vec<u8>,
+}
+
+impl Goldens {
+    fn open() -> Goldens {
+        let bytes = std::fs::read(models().join("canary-golden/golden.safetensors")).unwrap();
+        let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        Goldens {
+            header: serde_json::from_slice(&bytes[8..8 + len]).unwrap(),
+            data: bytes[8 + len..].to_vec(),
+        }
+    }
+
+    fn words(&self, name: &str) -> (Vec<usize>, Vec<[u8; 4]>) {
+        let entry = &self.header[name];
+        let range: [usize; 2] = serde_json::from_value(entry["data_offsets"].clone()).unwrap();
+        let shape = serde_json::from_value(entry["shape"].clone()).unwrap();
+        (shape, self.data[range[0]..range[1]].as_chunks::<4>().0.to_vec())
+    }
+
+    fn f32s(&self, name: &str) -> (Vec<usize>, Vec<f32>) {
+        let (shape, words) = self.words(name);
+        (shape, words.into_iter().map(f32::from_le_bytes).collect())
+    }
+
+    fn ids(&self, name: &str) -> Vec<usize> {
+        self.words(name).1.into_iter().map(|word| i32::from_le_bytes(word) as usize).collect()
+    }
+}
+
+#[test]
+fn reference_logprobs_match_at_every_position_of_every_prompt() {
+    let goldens = Goldens::open();
+    let mut scorer = scorer(Mode::Reference);
+    for prompt in prompts() {
+        let name = &prompt.name;
+        let ids = goldens.ids(&format!("{name}.top_ids"));
+        let (shape, top) = goldens.f32s(&format!("{name}.top_logprobs"));
+        let (_, next) = goldens.f32s(&format!("{name}.next_logprob"));
+        assert_eq!(shape, [prompt.tokens.len(), 16]);
+        let (mut worst, mut positions) = (0f32, 0);
+        scorer
+            .score(&prompt.tokens, |position, logprobs| {
+                positions += 1;
+                for k in position * 16..(position + 1) * 16 {
+                    worst = worst.max((logprobs[ids[k]] - top[k]).abs());
+                }
+                if let Some(expected) = next.get(position) {
+                    worst = worst.max((logprobs[prompt.tokens[position + 1].row()] - expected).abs());
+                }
+            })
+            .unwrap();
+        println!("{name}: {positions} positions, largest difference {worst:.2e}");
+        assert_eq!(positions, prompt.tokens.len());
+        assert!(worst < TOLERANCE, "{name}: a log-probability is off by {worst}");
+    }
+}
+
+/// Teacher-forced greedy choices are the greedy completion: the first wrong one would differ here too.
+#[test]
+fn greedy_choices_match_in_both_modes() {
+    for mode in [Mode::Reference, Mode::Serving] {
+        let mut scorer = scorer(mode);
+        for prompt in prompts() {
+            scorer
+                .score(&prompt.tokens, |position, logprobs| {
+                    let Some(&expected) = prompt.tokens.get(position + 1) else { return };
+                    if position + 1 < prompt.prompt_len {
+                        return;
+                    }
+                    let best = (0..logprobs.len()).max_by(|&a, &b| logprobs[a].total_cmp(&logprobs[b]));
+                    assert_eq!(best, Some(expected.row()), "{mode:?} {} at {position}", prompt.name);
+                })
+                .unwrap();
+        }
+    }
+}
+
+#[derive(Default)]
+struct Trace {
+    hidden: Vec<Vec<f32>>,
+    routes: BTreeMap<(usize, usize), Vec<Route>>,
+}
+
+impl Observer for Trace {
+    fn hidden(&mut self, layer: usize, values: &[f32]) {
+        assert_eq!(layer, self.hidden.len());
+        self.hidden.push(values.to_vec());
+    }
+
+    fn routes(&mut self, layer: usize, row: usize, routes: &[Route]) {
+        self.routes.insert((layer, row), routes.to_vec());
+    }
+}
+
+#[test]
+fn hidden_states_and_routes_of_capital_match() {
+    let goldens = Goldens::open();
+    let capital = prompts().into_iter().find(|prompt| prompt.name == "capital").unwrap();
+    let mut trace = Trace::default();
+    let mut logits_worst = 0f32;
+    let (_, logits) = goldens.f32s("capital.logits");
+    scorer(Mode::Reference)
+        .score_observed(
+            &capital.tokens,
+            |position, logprobs| {
+                // Logits are log-probabilities up to a constant.
+                let golden = &logits[position * 4096..(position + 1) * 4096];
+                let shift = golden[0] - logprobs[0];
+                for (a, b) in golden.iter().zip(logprobs) {
+                    logits_worst = logits_worst.max((a - b - shift).abs());
+                }
+            },
+            &mut trace,
+        )
+        .unwrap();
+    assert!(logits_worst < 2.0 * TOLERANCE, "logits differ by {logits_worst}");
+
+    let (shape, golden) = goldens.f32s("capital.hidden_states");
+    let [states, tokens, hidden] = shape[..] else { panic!("{shape:?}") };
+    assert_eq!((states, tokens), (5, capital.tokens.len()));
+    // The last golden state is taken after the final norm; ours before, so it is left to the logits.
+    for layer in 0..states - 1 {
+        for token in 0..tokens {
+            let at = (layer * tokens + token) * hidden;
+            let golden = &golden[at..at + hidden];
+            let ours = &trace.hidden[layer][token * hidden..(token + 1) * hidden];
+            let difference = golden.iter().zip(ours).map(|(a, b)| (a - b).powi(2)).sum::<f32>().sqrt();
+            let norm = golden.iter().map(|a| a * a).sum::<f32>().sqrt();
+            assert!(difference < 1e-3 * norm, "layer {layer}, token {token}: {difference} of {norm}");
+        }
+    }
+    for layer in 1..4 {
+        let ids = goldens.ids(&format!("capital.layer{layer}.expert_ids"));
+        let (_, weights) = goldens.f32s(&format!("capital.layer{layer}.expert_weights"));
+        for token in 0..tokens {
+            let mut golden: Vec<(usize, f32)> =
+                (token * 4..token * 4 + 4).map(|k| (ids[k], weights[k])).collect();
+            let mut ours: Vec<(usize, f32)> =
+                trace.routes[&(layer, token)].iter().map(|route| (route.expert, route.weight)).collect();
+            golden.sort_by_key(|route| route.0);
+            ours.sort_by_key(|route| route.0);
+            for (ours, golden) in ours.iter().zip(&golden) {
+                assert_eq!(ours.0, golden.0, "layer {layer}, token {token}");
+                assert!((ours.1 - golden.1).abs() < 1e-3, "layer {layer}, token {token}: {ours:?} {golden:?}");
+            }
+        }
+    }
+}
