@@ -1,5 +1,7 @@
 //! Broken tokenizer files: each gets an error that names file and place, and none a panic.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use std::path::Path;
 
 use lucid_checkpoint::Files;
@@ -117,7 +119,8 @@ fn faults_of_tokenizer_json_name_the_field() {
         Tokenizer::open(&files)
     };
     assert!(with(&|_| {}).is_ok());
-    let faults: [(&dyn Fn(&mut serde_json::Value), &str); 7] = [
+    type Change<'c> = &'c dyn Fn(&mut serde_json::Value);
+    let faults: [(Change<'_>, &str); 7] = [
         (&|json| json["decoder"] = serde_json::json!({"type": "Metaspace"}), "decoder.type"),
         (&|json| json["decoder"] = serde_json::Value::Null, "decoder.type"),
         (&|json| json["model"] = serde_json::Value::Null, "tokenizer"),

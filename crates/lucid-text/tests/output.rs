@@ -1,5 +1,7 @@
 //! The output parser, against real vLLM answers, and against itself under every way to cut a text.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use std::path::Path;
 
 use lucid_text::{OutputOptions, OutputParser, Parsed, Piece, ToolCall};

@@ -1,5 +1,7 @@
 //! Our encoder and the `tokenizers` crate, against ids from transformers and tiktoken, and against each other.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -290,7 +292,7 @@ fn a_character_in_two_tokens_comes_whole() {
 }
 
 #[test]
-fn long_runs_are_encoded_in_reasonable_time_and_whole() {
+fn long_runs_come_back_whole() {
     // 25,000 characters without a break are one piece for the pre-tokenizer; quadratic merging would take minutes for these.
     for unit in ["ab", "你", " ", "🎉", "=", "\n", "x1"] {
         let text = unit.repeat(60_000);

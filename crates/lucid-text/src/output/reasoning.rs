@@ -96,9 +96,15 @@ impl Splitter {
         if self.state != State::Reasoning {
             return Some(Side::Answer(text));
         }
+        // Without looking at what is held: a model that writes newlines without end must not cost more with each.
+        let end = text.trim_end().len();
+        if end == 0 {
+            self.held.push_str(&text);
+            return None;
+        }
         let mut reasoning = std::mem::take(&mut self.held);
-        reasoning.push_str(&text);
-        self.held = reasoning.split_off(reasoning.trim_end().len());
-        (!reasoning.is_empty()).then_some(Side::Reasoning(reasoning))
+        reasoning.push_str(&text[..end]);
+        self.held.push_str(&text[end..]);
+        Some(Side::Reasoning(reasoning))
     }
 }

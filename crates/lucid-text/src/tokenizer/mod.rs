@@ -41,7 +41,7 @@ struct Inner {
 
 #[derive(Debug)]
 enum Encoder {
-    Tiktoken(tiktoken::Encoder),
+    Tiktoken(Box<tiktoken::Encoder>),
     Json(Box<json::Encoder>),
 }
 
@@ -69,7 +69,7 @@ impl Tokenizer {
     /// A file is missing or malformed; the error names line or field.
     pub fn open_tiktoken(files: &Files) -> Result<Self, Error> {
         let (encoder, vocabulary) = tiktoken::open(files)?;
-        Ok(Self::new(files.location(tiktoken::FILE), vocabulary, Encoder::Tiktoken(encoder)))
+        Ok(Self::new(files.location(tiktoken::FILE), vocabulary, Encoder::Tiktoken(Box::new(encoder))))
     }
 
     /// Reads `tokenizer.json`.

@@ -101,3 +101,45 @@ fn split_off<'t>(rest: &mut &'t str, at: usize) -> &'t str {
 fn is_python_space(character: char) -> bool {
     character.is_whitespace() || matches!(character, '\u{1c}'..='\u{1f}')
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_are_cut_as_in_python() {
+        // Right: Moonshot's rule in Python (`str.isspace`, code points), with limits of 10 and 3 characters.
+        let cases: &[(&str, &[&str])] = &[
+            ("", &[]),
+            ("a", &["a"]),
+            ("abcd", &["abc", "d"]),
+            ("abc", &["abc"]),
+            ("ab cd ef", &["ab cd ef"]),
+            ("aaaaaaaaaaaaaaaaaaaaaaa", &["aaa", "aaa", "aaa", "a", "aaa", "aaa", "aaa", "a", "aaa"]),
+            ("ab   \t\n cd", &["ab   ", "\t\n cd"]),
+            ("abcdefghi jklm", &["abc", "def", "ghi ", "jkl", "m"]),
+            ("你好吗世界 🎉🎉🎉🎉 x", &["你好吗", "世界 🎉🎉🎉", "🎉", " x"]),
+            ("\u{1c}\u{1d}\u{1e}\u{1f}\u{85}\u{3000}abc", &["\u{1c}\u{1d}\u{1e}", "\u{1f}\u{85}\u{3000}abc"]),
+            ("abc abc abc abc abc", &["abc abc ab", "c abc abc"]),
+            ("aaaaaaaaa         ", &["aaa", "aaa", "aaa ", "   ", "   ", "  "]),
+            ("aaabbb aaabbb aaabbb aaabbb ", &["aaa", "bbb aaa", "bbb aaa", "bbb", " aaa", "bbb "]),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(parts_with(text, 10, 3).collect::<Vec<_>>(), *expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_run_of_whitespace_leaves_its_last_character_to_the_word() {
+        let cases: &[(&str, &[&str])] = &[
+            ("a   b", &["a", "  ", " b"]),
+            ("a \u{3000}1", &["a", " ", "\u{3000}", "1"]),
+            ("a   ", &["a", "   "]),
+            ("a \n  b", &["a", " \n", " ", " b"]),
+            (" 1", &[" ", "1"]),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(pieces(text).collect::<Vec<_>>(), *expected, "{text:?}");
+        }
+    }
+}

@@ -144,16 +144,15 @@ impl ToolCalls {
 impl Arguments {
     fn text(&mut self, text: &str, pieces: &mut Vec<Piece>) {
         let Some(index) = self.index else { return };
-        self.held.push_str(text);
-        if !self.begun {
-            self.held.drain(..self.held.len() - self.held.trim_start().len());
-        }
-        let mut fragment = std::mem::take(&mut self.held);
-        self.held = fragment.split_off(fragment.trim_end().len());
-        if !fragment.is_empty() {
+        let text = if self.begun { text } else { text.trim_start() };
+        let end = text.trim_end().len();
+        if end > 0 {
+            let mut fragment = std::mem::take(&mut self.held);
+            fragment.push_str(&text[..end]);
             self.begun = true;
             pieces.push(Piece::ToolCallArguments { index, fragment });
         }
+        self.held.push_str(&text[end..]);
     }
 
     fn finish(self, pieces: &mut Vec<Piece>) {
