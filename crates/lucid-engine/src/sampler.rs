@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use lucid_checkpoint::TokenId;
 
-use crate::request::Sampling;
 use crate::Rejected;
+use crate::request::Sampling;
 
 /// Below this a temperature means greedy.
 const GREEDY_BELOW: f32 = 1e-5;
@@ -62,7 +62,11 @@ pub fn check(sampling: &Sampling, vocab_size: usize) -> Result<(), Rejected> {
         }
         if !bias.is_finite() {
             let expected = "it must be a finite number";
-            return Err(Rejected::BadParameter { parameter: "logit_bias", value: bias.to_string(), expected });
+            return Err(Rejected::BadParameter {
+                parameter: "logit_bias",
+                value: bias.to_string(),
+                expected,
+            });
         }
     }
     Ok(())
@@ -107,7 +111,8 @@ impl Sampler {
         for (&token, &count) in &self.seen {
             let logit = &mut logits[token.row()];
             if s.repetition_penalty != 1.0 {
-                *logit = if *logit > 0.0 { *logit / s.repetition_penalty } else { *logit * s.repetition_penalty };
+                *logit =
+                    if *logit > 0.0 { *logit / s.repetition_penalty } else { *logit * s.repetition_penalty };
             }
             if count > 0 {
                 *logit -= s.frequency_penalty * count as f32 + s.presence_penalty;
@@ -247,7 +252,9 @@ mod tests {
         assert_eq!(named(Sampling { min_p: 1.5, ..Sampling::default() }), "min_p");
         assert_eq!(named(Sampling { repetition_penalty: 0.0, ..Sampling::default() }), "repetition_penalty");
         assert_eq!(named(Sampling { frequency_penalty: 3.0, ..Sampling::default() }), "frequency_penalty");
-        assert!(check(&Sampling { logit_bias: vec![(TokenId(10), 0.0)], ..Sampling::default() }, 10).is_err());
+        assert!(
+            check(&Sampling { logit_bias: vec![(TokenId(10), 0.0)], ..Sampling::default() }, 10).is_err()
+        );
         assert!(check(&Sampling::default(), 10).is_ok());
     }
 }

@@ -217,7 +217,8 @@ impl Stepper {
         let Some(top) = active.request.prompt_logprobs else { return };
         let prompt = &active.request.prompt;
         // A preempted request computes its prompt again, but has these already.
-        let wanted = active.prompt_logprobs.len().max(work.first + 1)..prompt.len().min(work.first + work.count + 1);
+        let wanted =
+            active.prompt_logprobs.len().max(work.first + 1)..prompt.len().min(work.first + work.count + 1);
         if active.prompt_sent || wanted.is_empty() {
             return;
         }

@@ -146,7 +146,8 @@ impl Loader<'_> {
         Ok(Layer {
             input_layernorm: self.vector(&format!("{at}.input_layernorm.weight"), hidden)?,
             attention: self.attention(&format!("{at}.self_attn"))?,
-            post_attention_layernorm: self.vector(&format!("{at}.post_attention_layernorm.weight"), hidden)?,
+            post_attention_layernorm: self
+                .vector(&format!("{at}.post_attention_layernorm.weight"), hidden)?,
             feed_forward: match self.config.moe.as_ref().filter(|_| self.config.is_moe_layer(i)) {
                 Some(moe) => FeedForward::Experts(self.experts(&format!("{at}.mlp"), moe)?),
                 None => FeedForward::Dense(self.mlp(&format!("{at}.mlp"), self.config.intermediate_size)?),

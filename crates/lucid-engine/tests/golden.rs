@@ -193,7 +193,10 @@ fn hidden_states_and_routes_of_capital_match() {
             ours.sort_by_key(|route| route.0);
             for (ours, golden) in ours.iter().zip(&golden) {
                 assert_eq!(ours.0, golden.0, "layer {layer}, token {token}");
-                assert!((ours.1 - golden.1).abs() < 1e-3, "layer {layer}, token {token}: {ours:?} {golden:?}");
+                assert!(
+                    (ours.1 - golden.1).abs() < 1e-3,
+                    "layer {layer}, token {token}: {ours:?} {golden:?}"
+                );
             }
         }
     }

@@ -44,11 +44,11 @@ pub struct Shape {
 /// What one thread needs for a block.
 #[derive(Default)]
 struct Block {
-    page: Vec<f32>,         // [PAGE_TOKENS, width]
-    scores: Vec<f32>,       // [queries, PAGE_TOKENS]
-    maximum: Vec<f32>,      // [queries]
-    sum: Vec<f32>,          // [queries]
-    accumulated: Vec<f32>,  // [queries, latent]
+    page: Vec<f32>,        // [PAGE_TOKENS, width]
+    scores: Vec<f32>,      // [queries, PAGE_TOKENS]
+    maximum: Vec<f32>,     // [queries]
+    sum: Vec<f32>,         // [queries]
+    accumulated: Vec<f32>, // [queries, latent]
     no_scratch: Vec<f32>,
 }
 

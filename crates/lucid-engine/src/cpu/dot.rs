@@ -30,7 +30,9 @@ pub fn has_avx2() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         // Looked up once by the standard library, then a load.
-        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+        is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
     }
     #[cfg(not(target_arch = "x86_64"))]
     false

@@ -11,15 +11,15 @@ use crate::weights::{Experts as ExpertWeights, Mlp};
 /// Buffers of the feed-forward half; they grow to the largest step and stay.
 #[derive(Default)]
 pub struct Experts {
-    routes: Vec<Vec<Route>>,  // [tokens][experts per token]
-    logits: Vec<f32>,         // [tokens, experts]
+    routes: Vec<Vec<Route>>,    // [tokens][experts per token]
+    logits: Vec<f32>,           // [tokens, experts]
     by_expert: Vec<Vec<usize>>, // [experts]: the rows that go there
-    places: Vec<usize>,       // [tokens, experts per token]: where an expert's output for a token stands in `down`
-    gate: Vec<f32>,           // [visits, width]
-    up: Vec<f32>,             // [visits, width]
-    down: Vec<f32>,           // [visits, hidden]
-    shared_gate: Vec<f32>,    // [tokens, shared width]
-    shared_up: Vec<f32>,      // [tokens, shared width]
+    places: Vec<usize>, // [tokens, experts per token]: where an expert's output for a token stands in `down`
+    gate: Vec<f32>,     // [visits, width]
+    up: Vec<f32>,       // [visits, width]
+    down: Vec<f32>,     // [visits, hidden]
+    shared_gate: Vec<f32>, // [tokens, shared width]
+    shared_up: Vec<f32>, // [tokens, shared width]
 }
 
 impl Experts {
@@ -131,13 +131,10 @@ impl Experts {
         // SAFETY: one output, dense.
         let outputs = unsafe { OutputBuffer::new(&mut self.logits).rows(0, experts, tokens, experts) };
         let inputs = Inputs::dense(x, weights.router.cols);
-        multiply(threads, &[Product {
-            weight: &weights.router,
-            rows: 0..experts,
-            inputs,
-            count: tokens,
-            outputs,
-        }]);
+        multiply(
+            threads,
+            &[Product { weight: &weights.router, rows: 0..experts, inputs, count: tokens, outputs }],
+        );
         self.by_expert.resize_with(experts, Vec::new);
         self.by_expert.iter_mut().for_each(Vec::clear);
         self.routes.resize_with(tokens.max(self.routes.len()), Vec::new);

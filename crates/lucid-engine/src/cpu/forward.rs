@@ -2,8 +2,8 @@
 
 use lucid_checkpoint::{Checkpoint, Config, TokenId};
 
-use super::attention::{Shape, attend};
 pub use super::attention::Span;
+use super::attention::{Shape, attend};
 use super::cache::LatentCache;
 use super::experts::{Experts as ExpertsStep, swiglu};
 use super::matmul::{Inputs, OutputBuffer, Product, multiply};
@@ -238,7 +238,8 @@ impl CpuModel {
                 self.rope.rotate(&mut entry[latent..], position);
                 cache.write(layer, span.pages[position / PAGE_TOKENS], position % PAGE_TOKENS, entry);
                 let queries = s.query[row * heads * head..(row + 1) * heads * head].chunks_exact_mut(head);
-                let absorbed = s.absorbed[row * heads * width..(row + 1) * heads * width].chunks_exact_mut(width);
+                let absorbed =
+                    s.absorbed[row * heads * width..(row + 1) * heads * width].chunks_exact_mut(width);
                 for (query, absorbed) in queries.zip(absorbed) {
                     self.rope.rotate(&mut query[nope..], position);
                     absorbed[latent..].copy_from_slice(&query[nope..]);

@@ -81,7 +81,10 @@ impl<'a> OutputBuffer<'a> {
     /// No two outputs of one round overlap, and the buffer outlives the round.
     pub unsafe fn rows(&mut self, start: usize, stride: usize, count: usize, cols: usize) -> Outputs {
         assert!(cols <= stride || count <= 1, "vectors overlap");
-        assert!(count == 0 || start + (count - 1) * stride + cols <= self.0.len(), "output leaves its buffer");
+        assert!(
+            count == 0 || start + (count - 1) * stride + cols <= self.0.len(),
+            "output leaves its buffer"
+        );
         Outputs { at: self.0[start..].as_mut_ptr(), len: self.0.len() - start, stride }
     }
 }

@@ -57,7 +57,14 @@ unsafe fn avx2(
     use std::arch::x86_64::*;
 
     #[inline(always)]
-    unsafe fn tile<const Q: usize>(weights: *const f32, values: *const f32, stride: usize, entries: usize, sums: *mut f32, cols: usize) {
+    unsafe fn tile<const Q: usize>(
+        weights: *const f32,
+        values: *const f32,
+        stride: usize,
+        entries: usize,
+        sums: *mut f32,
+        cols: usize,
+    ) {
         // SAFETY: the caller's lengths, checked in `weighted_sum`.
         unsafe {
             let mut acc = [[_mm256_setzero_ps(); 2]; Q];
