@@ -95,3 +95,6 @@ pub(crate) fn test_facts() -> ModelFacts {
         max_prompts: 8,
     }
 }
+
+#[cfg(test)]
+mod tests;
