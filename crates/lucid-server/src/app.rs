@@ -55,6 +55,8 @@ impl App {
         let generation = checkpoint.generation();
         let config_eos = &checkpoint.config().eos_token_ids;
         let mut eos: Vec<TokenId> = config_eos.iter().chain(&generation.eos_token_ids).copied().collect();
+        // An id that the model cannot generate ends nothing, and the engine would refuse every request with it.
+        eos.retain(|id| id.row() < engine.vocab_size());
         eos.sort_unstable();
         eos.dedup();
         let facts = ModelFacts {

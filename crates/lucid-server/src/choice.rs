@@ -39,7 +39,10 @@ pub(crate) struct TokenText {
 pub(crate) enum Change {
     Token(TokenText),
     /// The end, with the text that was still held back.
-    End { rest: String, ending: Ending },
+    End {
+        rest: String,
+        ending: Ending,
+    },
 }
 
 /// One answer.
@@ -71,7 +74,12 @@ impl Choice {
     }
 
     /// The engine generated a token.
-    pub(crate) fn token(&mut self, id: TokenId, logprobs: Option<TokenLogprobs>, changes: &mut VecDeque<Change>) {
+    pub(crate) fn token(
+        &mut self,
+        id: TokenId,
+        logprobs: Option<TokenLogprobs>,
+        changes: &mut VecDeque<Change>,
+    ) {
         self.settle(changes);
         if self.ended {
             return;
@@ -120,7 +128,8 @@ impl Choice {
     }
 
     fn visible(&mut self, id: TokenId, logprobs: Option<TokenLogprobs>, changes: &mut VecDeque<Change>) {
-        let piece = if self.reading.lost_token == Some(id) { String::new() } else { self.detokenizer.push(id) };
+        let piece =
+            if self.reading.lost_token == Some(id) { String::new() } else { self.detokenizer.push(id) };
         let (text, stopped) = self.scan(&piece);
         changes.push_back(Change::Token(TokenText { id, text, logprobs }));
         if let Some(stop) = stopped {

@@ -31,7 +31,10 @@ pub(crate) enum Step {
     /// The prompt was read; log-probabilities if they were asked for.
     Prompt(Option<Vec<Option<TokenLogprobs>>>),
     Token(TokenText),
-    End { rest: String, ending: Ending },
+    End {
+        rest: String,
+        ending: Ending,
+    },
 }
 
 /// All answers to one HTTP request. Dropping it cancels what still runs.

@@ -2,7 +2,8 @@
 //!
 //! An [`App`] is a model that can be asked: engine, tokenizer, chat template. A [`Server`] listens for it; [`spawn`] does the
 //! same on a thread of its own. Requests go through `validate` (JSON into what it means, errors that name the field), `chat` or
-//! `completions` (text into tokens, updates into answers), `generation` (the engine's events), and `protocol` (the shapes).
+//! `completions` (text into tokens, updates into answers), `generation` (the engine's events), and `protocol` (the shapes). `examples/serve.rs` is the shortest program that
+//! serves a model.
 
 mod app;
 mod chat;

@@ -63,7 +63,8 @@ pub(crate) struct Metrics {
 impl Metrics {
     pub(crate) fn new(model_name: &str, engine: Engine) -> Metrics {
         let labels = [("model_name", model_name.to_owned()), ("engine", "0".to_owned())];
-        let mut registry = Registry::with_labels(labels.into_iter().map(|(name, value)| (name.into(), value.into())));
+        let mut registry =
+            Registry::with_labels(labels.into_iter().map(|(name, value)| (name.into(), value.into())));
         let seconds = || Histogram::new(SECONDS);
         let tokens = || Histogram::new(TOKENS);
         let metrics = Metrics {
@@ -79,7 +80,11 @@ impl Metrics {
         for reason in Finished::ALL {
             drop(metrics.finished.get_or_create(&FinishedLabel { finished_reason: reason.name() }));
         }
-        registry.register("lucid:request_success", "Answers by the reason of their end", metrics.finished.clone());
+        registry.register(
+            "lucid:request_success",
+            "Answers by the reason of their end",
+            metrics.finished.clone(),
+        );
         registry.register(
             "lucid:time_to_first_token_seconds",
             "From the request to its first token",
@@ -96,7 +101,11 @@ impl Metrics {
             metrics.whole_request.clone(),
         );
         registry.register("lucid:request_prompt_tokens", "Tokens of a prompt", metrics.prompt_tokens.clone());
-        registry.register("lucid:request_generation_tokens", "Tokens of an answer", metrics.generation_tokens.clone());
+        registry.register(
+            "lucid:request_generation_tokens",
+            "Tokens of an answer",
+            metrics.generation_tokens.clone(),
+        );
         registry.register_collector(Box::new(EngineCollector(engine)));
         Metrics { registry, ..metrics }
     }
@@ -135,7 +144,8 @@ impl fmt::Debug for EngineCollector {
 impl Collector for EngineCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         let stats = self.0.stats();
-        let kv_usage = if stats.kv_pages == 0 { 0.0 } else { stats.kv_pages_used as f64 / stats.kv_pages as f64 };
+        let kv_usage =
+            if stats.kv_pages == 0 { 0.0 } else { stats.kv_pages_used as f64 / stats.kv_pages as f64 };
         let healthy = f64::from(u8::from(self.0.unhealthy().is_none()));
         let gauges = [
             ("lucid:num_requests_running", "Requests that decode or prefill now", stats.running as f64),

@@ -25,7 +25,9 @@ impl Inner {
     /// The tokens of a text. Names of special tokens in it become those tokens, as with Hugging Face and vLLM.
     pub(crate) fn encode(&self, text: &str, field: &str) -> Result<Vec<TokenId>, ApiError> {
         self.tokenizer.encode(text, Specials::Recognize).map_err(|error| match error {
-            Error::Encode { problem, .. } => ApiError::field(field, format!("the text cannot be encoded: {problem}")),
+            Error::Encode { problem, .. } => {
+                ApiError::field(field, format!("the text cannot be encoded: {problem}"))
+            }
             other => ApiError::field(field, other.to_string()),
         })
     }

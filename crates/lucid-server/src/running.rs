@@ -24,7 +24,8 @@ pub fn spawn(address: &str, app: App) -> Result<RunningServer, Error> {
     let (stop, stopped) = oneshot::channel::<()>();
     let address = address.to_owned();
     let serve = move || {
-        let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()
+        {
             Ok(runtime) => runtime,
             Err(error) => {
                 _ = bound.send(Err(Error::Threads(error)));
@@ -42,7 +43,8 @@ pub fn spawn(address: &str, app: App) -> Result<RunningServer, Error> {
             }
         });
     };
-    let thread = thread::Builder::new().name("lucid-server".to_owned()).spawn(serve).map_err(Error::Threads)?;
+    let thread =
+        thread::Builder::new().name("lucid-server".to_owned()).spawn(serve).map_err(Error::Threads)?;
     let address = is_bound.recv().map_err(|_| Error::Panicked)??;
     Ok(RunningServer { url: format!("http://{address}"), stop: Some(stop), thread: Some(thread) })
 }

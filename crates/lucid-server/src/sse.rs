@@ -23,7 +23,9 @@ impl Events {
         match serde_json::to_string(event) {
             Ok(json) => self.ready.push_back(format!("data: {json}\n\n")),
             // Our own types always serialize; if one ever does not, the client must not wait for it in vain.
-            Err(error) => self.ready.push_back(format!("data: {{\"error\":{{\"message\":\"{error}\"}}}}\n\n")),
+            Err(error) => {
+                self.ready.push_back(format!("data: {{\"error\":{{\"message\":\"{error}\"}}}}\n\n"))
+            }
         }
     }
 
@@ -68,6 +70,7 @@ pub(crate) fn response(source: impl EventSource) -> Response {
             }
         }
     });
-    let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
+    let headers =
+        [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
     (headers, Body::from_stream(body)).into_response()
 }

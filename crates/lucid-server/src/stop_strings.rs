@@ -71,9 +71,7 @@ impl StopStrings {
         let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
         let from = text.len().saturating_sub(longest.saturating_sub(1));
         (from..text.len())
-            .find(|&at| {
-                text.get(at..).is_some_and(|end| self.stops.iter().any(|stop| stop.starts_with(end)))
-            })
+            .find(|&at| text.get(at..).is_some_and(|end| self.stops.iter().any(|stop| stop.starts_with(end))))
             .map_or(0, |at| text.len() - at)
     }
 }
@@ -137,7 +135,8 @@ mod tests {
     fn by_definition(text: &str, stops: &[String]) -> (String, Option<String>) {
         for (at, c) in text.char_indices() {
             let seen = &text[..at + c.len_utf8()];
-            let complete = stops.iter().filter(|stop| seen.ends_with(stop.as_str())).max_by_key(|stop| stop.len());
+            let complete =
+                stops.iter().filter(|stop| seen.ends_with(stop.as_str())).max_by_key(|stop| stop.len());
             if let Some(stop) = complete {
                 return (seen[..seen.len() - stop.len()].to_owned(), Some(stop.clone()));
             }

@@ -56,8 +56,10 @@ impl ChatStream {
     }
 
     fn token(&mut self, index: usize, token: &TokenText, events: &mut Events) {
-        let names =
-            TokenNames { tokenizer: &self.chat.app.tokenizer, as_ids: self.chat.request.common.tokens_as_ids };
+        let names = TokenNames {
+            tokenizer: &self.chat.app.tokenizer,
+            as_ids: self.chat.request.common.tokens_as_ids,
+        };
         let Some(answer) = self.answers.get_mut(index) else { return };
         answer.token_ids.push(token.id);
         answer.logprobs.extend(token.logprobs.iter().map(|entry| ChatEntry::new(entry, names)));

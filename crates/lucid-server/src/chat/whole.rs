@@ -21,7 +21,10 @@ struct Answer {
 }
 
 /// Waits for all answers and puts the response together.
-pub(crate) async fn collect<'a>(chat: &'a Chat, mut generation: Generation) -> Result<ChatResponse<'a>, ApiError> {
+pub(crate) async fn collect<'a>(
+    chat: &'a Chat,
+    mut generation: Generation,
+) -> Result<ChatResponse<'a>, ApiError> {
     let common = &chat.request.common;
     let names = TokenNames { tokenizer: &chat.app.tokenizer, as_ids: common.tokens_as_ids };
     let mut answers: Vec<Answer> = (0..common.n)
@@ -43,7 +46,10 @@ pub(crate) async fn collect<'a>(chat: &'a Chat, mut generation: Generation) -> R
             Step::Token(token) => {
                 answer.pieces.extend(answer.reader.token(&token));
                 answer.token_ids.push(token.id);
-                answer.logprobs.content.extend(token.logprobs.iter().map(|entry| ChatEntry::new(entry, names)));
+                answer
+                    .logprobs
+                    .content
+                    .extend(token.logprobs.iter().map(|entry| ChatEntry::new(entry, names)));
             }
             Step::End { rest, mut ending } => {
                 answer.pieces.extend(answer.reader.end(&rest, &mut ending));

@@ -20,7 +20,12 @@ pub(crate) struct Answer {
 
 impl Answer {
     /// The echoed prompt.
-    pub(crate) fn prompt(&mut self, of: &Completions, index: usize, entries: Option<&[Option<TokenLogprobs>]>) {
+    pub(crate) fn prompt(
+        &mut self,
+        of: &Completions,
+        index: usize,
+        entries: Option<&[Option<TokenLogprobs>]>,
+    ) {
         let Some(prompt) = of.prompt_of(index).filter(|_| of.request.echo) else { return };
         self.text.push_str(&prompt.text);
         if let Some(entries) = entries.filter(|_| of.request.logprobs.is_some()) {

@@ -72,7 +72,11 @@ impl CompletionsStream {
         });
         if last && include_usage {
             let usage = Some(self.counts().last());
-            events.push(&CompletionsChunk { usage, system_fingerprint: fingerprint, ..self.chunk(Vec::new()) });
+            events.push(&CompletionsChunk {
+                usage,
+                system_fingerprint: fingerprint,
+                ..self.chunk(Vec::new())
+            });
         }
     }
 

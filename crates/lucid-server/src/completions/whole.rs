@@ -42,7 +42,8 @@ pub(crate) async fn collect<'a>(
         completion: wholes.iter().map(|whole| whole.answer.tokens).sum(),
         reasoning: None,
     };
-    let choices = wholes.into_iter().enumerate().filter_map(|(index, whole)| choice(of, index, whole)).collect();
+    let choices =
+        wholes.into_iter().enumerate().filter_map(|(index, whole)| choice(of, index, whole)).collect();
     Ok(CompletionsResponse {
         id: &of.id,
         object: "text_completion",

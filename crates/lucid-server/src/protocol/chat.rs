@@ -68,7 +68,11 @@ struct Function {
 
 impl Message {
     pub(crate) fn new(parsed: Parsed) -> Message {
-        let call = |ToolCall { id, name, arguments }| Call { id, r#type: "function", function: Function { name, arguments } };
+        let call = |ToolCall { id, name, arguments }| Call {
+            id,
+            r#type: "function",
+            function: Function { name, arguments },
+        };
         Message {
             role: "assistant",
             content: parsed.content,

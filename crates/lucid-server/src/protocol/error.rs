@@ -30,11 +30,7 @@ struct ErrorObject<'a> {
 impl ApiError {
     /// 400: this field is wrong.
     pub(crate) fn field(param: impl Into<String>, message: impl Into<String>) -> ApiError {
-        ApiError {
-            status: StatusCode::BAD_REQUEST,
-            message: message.into(),
-            param: Some(param.into()),
-        }
+        ApiError { status: StatusCode::BAD_REQUEST, message: message.into(), param: Some(param.into()) }
     }
 
     /// 400: this field would change the answer, and Lucid cannot do what it asks for.
@@ -90,6 +86,8 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
+        // Without the message: it may quote a little of the request.
+        tracing::debug!(status = self.status.as_u16(), param = self.param.as_deref(), "request refused");
         let mut response = (self.status, axum::Json(self.body())).into_response();
         if self.status == StatusCode::TOO_MANY_REQUESTS {
             // A decode step takes milliseconds to seconds; the smallest value that the header can say is right.
@@ -109,7 +107,8 @@ mod tests {
         let error = ApiError::rejected(&rejected, "prompt");
         assert_eq!((error.status, error.param.as_deref()), (StatusCode::BAD_REQUEST, Some("prompt")));
 
-        let rejected = Rejected::BadParameter { parameter: "top_p", value: "2".into(), expected: "at most 1" };
+        let rejected =
+            Rejected::BadParameter { parameter: "top_p", value: "2".into(), expected: "at most 1" };
         assert_eq!(ApiError::rejected(&rejected, "prompt").param.as_deref(), Some("top_p"));
 
         let response = ApiError::rejected(&Rejected::Busy { waiting: 7 }, "prompt").into_response();

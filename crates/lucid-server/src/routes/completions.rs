@@ -10,7 +10,10 @@ use crate::completions::{Completions, CompletionsStream, collect};
 use crate::protocol::error::ApiError;
 use crate::sse;
 
-pub(crate) async fn completions(State(app): State<App>, RawBody(body): RawBody) -> Result<Response, ApiError> {
+pub(crate) async fn completions(
+    State(app): State<App>,
+    RawBody(body): RawBody,
+) -> Result<Response, ApiError> {
     let completions = blocking(move || Completions::prepare(app.inner, &body)).await?;
     let generation = completions.start()?;
     if completions.request.common.stream.is_some() {

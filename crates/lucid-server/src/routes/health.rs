@@ -11,7 +11,8 @@ pub(crate) async fn health(State(app): State<App>) -> Response {
     match app.inner.engine.unhealthy() {
         None => StatusCode::OK.into_response(),
         Some(why) => {
-            ApiError::status(StatusCode::SERVICE_UNAVAILABLE, format!("the engine is not healthy: {why}")).into_response()
+            ApiError::status(StatusCode::SERVICE_UNAVAILABLE, format!("the engine is not healthy: {why}"))
+                .into_response()
         }
     }
 }

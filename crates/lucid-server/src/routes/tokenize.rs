@@ -9,7 +9,10 @@ use crate::protocol::error::ApiError;
 use crate::protocol::tokenize::{Detokenized, Tokenized};
 use crate::validate::tokenize::{self, Source};
 
-pub(crate) async fn tokenize(State(app): State<App>, RawBody(body): RawBody) -> Result<Json<Tokenized>, ApiError> {
+pub(crate) async fn tokenize(
+    State(app): State<App>,
+    RawBody(body): RawBody,
+) -> Result<Json<Tokenized>, ApiError> {
     let app = app.inner;
     blocking(move || {
         let request = tokenize::parse(&body, &app.facts)?;
@@ -28,7 +31,10 @@ pub(crate) async fn tokenize(State(app): State<App>, RawBody(body): RawBody) -> 
     .await
 }
 
-pub(crate) async fn detokenize(State(app): State<App>, RawBody(body): RawBody) -> Result<Json<Detokenized>, ApiError> {
+pub(crate) async fn detokenize(
+    State(app): State<App>,
+    RawBody(body): RawBody,
+) -> Result<Json<Detokenized>, ApiError> {
     let app = app.inner;
     blocking(move || {
         let tokens = tokenize::parse_detokenize(&body, &app.facts)?;

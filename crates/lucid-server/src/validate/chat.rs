@@ -40,7 +40,8 @@ impl ChatPrompt {
         // The template's own arguments: taking them from here would change the conversation behind the checks above.
         for reserved in ["messages", "tools", "add_generation_prompt"] {
             if template_kwargs.contains_key(reserved) {
-                let message = format!("chat_template_kwargs must not contain {reserved}: it is a field of the request");
+                let message =
+                    format!("chat_template_kwargs must not contain {reserved}: it is a field of the request");
                 return Err(ApiError::field(format!("chat_template_kwargs.{reserved}"), message));
             }
         }

@@ -65,7 +65,9 @@ fn prompts(fields: &mut Fields, model: &ModelFacts) -> Result<Vec<Prompt>, ApiEr
         None => return Err(ApiError::field("prompt", "prompt is missing")),
         Some(Value::String(text)) => return Ok(vec![Prompt::Text(text)]),
         Some(Value::Array(list)) => list,
-        Some(other) => return Err(wrong_type("prompt", "a string, strings, token ids or lists of them", &other)),
+        Some(other) => {
+            return Err(wrong_type("prompt", "a string, strings, token ids or lists of them", &other));
+        }
     };
     if list.is_empty() {
         return Err(ApiError::field("prompt", "prompt is empty"));

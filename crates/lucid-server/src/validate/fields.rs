@@ -56,7 +56,11 @@ impl Fields {
     }
 
     /// A whole number in a range.
-    pub(crate) fn integer(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
+    pub(crate) fn integer(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<i64>,
+    ) -> Result<Option<i64>, ApiError> {
         let Some(value) = self.take(name) else { return Ok(None) };
         let Some(number) = whole(&value) else { return Err(wrong_type(name, "a whole number", &value)) };
         if range.contains(&number) {
@@ -70,7 +74,11 @@ impl Fields {
     }
 
     /// The same as [`Fields::integer`] for a count, whose range must not be negative.
-    pub(crate) fn count(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<usize>, ApiError> {
+    pub(crate) fn count(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<i64>,
+    ) -> Result<Option<usize>, ApiError> {
         let number = self.integer(name, range)?;
         Ok(number.and_then(|number| usize::try_from(number).ok()))
     }
@@ -84,7 +92,8 @@ impl Fields {
     ) -> Result<Option<f32>, ApiError> {
         let Some(value) = self.take(name) else { return Ok(None) };
         let Some(number) = value.as_f64() else { return Err(wrong_type(name, "a number", &value)) };
-        #[allow(clippy::cast_possible_truncation)] // Sampling computes in f32; an overflow becomes infinite and is refused.
+        #[allow(clippy::cast_possible_truncation)]
+        // Sampling computes in f32; an overflow becomes infinite and is refused.
         let narrow = number as f32;
         if narrow.is_finite() && allowed(narrow) {
             return Ok(Some(narrow));
@@ -146,7 +155,11 @@ mod tests {
     #[test]
     fn a_body_that_is_no_object_is_refused() {
         for body in ["", "{", "[1]", "\"x\"", "\u{0}"] {
-            assert_eq!(Fields::parse(body.as_bytes()).unwrap_err().param.as_deref(), Some("body"), "{body:?}");
+            assert_eq!(
+                Fields::parse(body.as_bytes()).unwrap_err().param.as_deref(),
+                Some("body"),
+                "{body:?}"
+            );
         }
     }
 

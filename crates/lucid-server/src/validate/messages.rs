@@ -29,14 +29,18 @@ fn message(value: Value, at: &str) -> Result<Value, ApiError> {
             map.insert("role".into(), "system".into());
         }
         _ => {
-            let message = format!("role is \"{role:.40}\", it must be system, developer, user, assistant or tool");
+            let message =
+                format!("role is \"{role:.40}\", it must be system, developer, user, assistant or tool");
             return Err(ApiError::field(role_at, message));
         }
     }
     let assistant = role == "assistant";
     for refused in ["function_call", "audio"] {
         if map.get(refused).is_some_and(|value| !value.is_null()) {
-            return Err(ApiError::unsupported(format!("{at}.{refused}"), "messages hold text and tool_calls"));
+            return Err(ApiError::unsupported(
+                format!("{at}.{refused}"),
+                "messages hold text and tool_calls",
+            ));
         }
     }
     let content = match map.shift_remove("content") {
@@ -48,7 +52,11 @@ fn message(value: Value, at: &str) -> Result<Value, ApiError> {
         Some(Value::String(text)) => text.into(),
         Some(Value::Array(parts)) => joined(parts, &format!("{at}.content"))?.into(),
         Some(other) => {
-            return Err(wrong_type(&format!("{at}.content"), "a string, null or a list of text parts", &other));
+            return Err(wrong_type(
+                &format!("{at}.content"),
+                "a string, null or a list of text parts",
+                &other,
+            ));
         }
     };
     map.insert("content".into(), content);
@@ -76,7 +84,8 @@ fn joined(parts: Vec<Value>, at: &str) -> Result<String, ApiError> {
                     None => return Err(ApiError::field(format!("{at}.text"), "a text part has no text")),
                 },
                 Some(kind) => {
-                    let message = format!("content of type \"{kind:.40}\" is not supported: Lucid reads text only");
+                    let message =
+                        format!("content of type \"{kind:.40}\" is not supported: Lucid reads text only");
                     return Err(ApiError::field(format!("{at}.type"), message));
                 }
                 None => return Err(ApiError::field(format!("{at}.type"), "a content part has no type")),

@@ -54,7 +54,10 @@ impl Common {
         let stream = stream(fields)?;
         let prompt_logprobs = fields.count("prompt_logprobs", 0..=MAX_LOGPROBS)?;
         if stream.is_some() && prompt_logprobs.is_some() {
-            return Err(ApiError::field("prompt_logprobs", "prompt_logprobs cannot be streamed: leave out `stream`"));
+            return Err(ApiError::field(
+                "prompt_logprobs",
+                "prompt_logprobs cannot be streamed: leave out `stream`",
+            ));
         }
         Ok(Common {
             n: fields.count("n", 1..=i64::try_from(model.max_n).unwrap_or(i64::MAX))?.unwrap_or(1),
@@ -144,7 +147,10 @@ fn logit_bias(fields: &mut Fields, model: &ModelFacts) -> Result<Vec<(TokenId, f
                 .ok_or_else(|| ApiError::field("logit_bias", model.unknown_token("logit_bias", &id)))?;
             let value = bias.as_f64().ok_or_else(|| wrong_type(&name, "a number", &bias))?;
             if !(-100.0..=100.0).contains(&value) {
-                return Err(ApiError::field(name, format!("a bias is {value}, it must be between -100 and 100")));
+                return Err(ApiError::field(
+                    name,
+                    format!("a bias is {value}, it must be between -100 and 100"),
+                ));
             }
             #[allow(clippy::cast_possible_truncation)] // at most 100
             Ok((token, value as f32))

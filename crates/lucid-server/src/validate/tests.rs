@@ -95,7 +95,10 @@ fn bad_fields_of_chat_are_named() {
         (json!({"messages": "hi"}), "messages"),
         (json!({"messages": null}), "messages"),
         (json!({"messages": []}), "messages"),
-        (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "messages[0].content[0].type"),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+            "messages[0].content[0].type",
+        ),
         (json!({"max_tokens": 0}), "max_tokens"),
         (json!({"max_completion_tokens": 0}), "max_completion_tokens"),
         (json!({"logprobs": 3}), "logprobs"),
@@ -108,7 +111,10 @@ fn bad_fields_of_chat_are_named() {
         (json!({"tools": [{"function": {"name": "f", "parameters": 1}}]}), "tools[0].function.parameters"),
         (json!({"tool_choice": "auto"}), "tool_choice"),
         (json!({"tools": [tool], "tool_choice": "required"}), "tool_choice"),
-        (json!({"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}), "tool_choice"),
+        (
+            json!({"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}),
+            "tool_choice",
+        ),
         (json!({"tools": [tool], "tool_choice": "some"}), "tool_choice"),
         (json!({"tools": [tool], "parallel_tool_calls": false}), "parallel_tool_calls"),
         (json!({"chat_template_kwargs": {"messages": []}}), "chat_template_kwargs.messages"),
@@ -167,7 +173,8 @@ fn fields_that_ask_for_nothing_are_accepted() {
 fn omitted_parameters_come_from_the_checkpoint_and_given_ones_win() {
     let omitted = chat_with(&json!({})).unwrap().common.sampling;
     assert_eq!((omitted.temperature, omitted.top_p, omitted.top_k), (0.6, 0.95, 0));
-    let given = chat_with(&json!({"temperature": 0, "top_p": 1, "top_k": -1, "seed": -1})).unwrap().common.sampling;
+    let given =
+        chat_with(&json!({"temperature": 0, "top_p": 1, "top_k": -1, "seed": -1})).unwrap().common.sampling;
     assert_eq!((given.temperature, given.top_p, given.top_k, given.seed), (0.0, 1.0, 0, Some(u64::MAX)));
 }
 
@@ -196,7 +203,8 @@ fn prompts_take_four_forms() {
 
 #[test]
 fn thinking_is_on_unless_the_template_is_told_otherwise() {
-    let thinking = |kwargs: Value| chat_with(&json!({"chat_template_kwargs": kwargs})).unwrap().prompt.thinking();
+    let thinking =
+        |kwargs: Value| chat_with(&json!({"chat_template_kwargs": kwargs})).unwrap().prompt.thinking();
     assert!(thinking(json!({})));
     assert!(thinking(json!({"thinking": true})));
     assert!(!thinking(json!({"thinking": false})));

@@ -31,7 +31,12 @@ pub(crate) fn take(fields: &mut Fields) -> Result<Tools, ApiError> {
         Some(Value::String(choice)) => match choice.as_str() {
             "none" => false,
             "auto" if declared.is_some() => true,
-            "auto" => return Err(ApiError::field("tool_choice", "tool_choice is \"auto\", but there are no tools")),
+            "auto" => {
+                return Err(ApiError::field(
+                    "tool_choice",
+                    "tool_choice is \"auto\", but there are no tools",
+                ));
+            }
             "required" => return Err(forced()),
             _ => return Err(ApiError::field("tool_choice", "tool_choice must be \"auto\" or \"none\"")),
         },
@@ -56,7 +61,7 @@ fn check(tool: &Value, at: &str) -> Result<(), ApiError> {
     let Some(function) = tool.get("function").and_then(Value::as_object) else {
         return Err(ApiError::field(at, "a tool has no function"));
     };
-    if !function.get("name").and_then(Value::as_str).is_some_and(|name| !name.is_empty()) {
+    if function.get("name").and_then(Value::as_str).is_none_or(str::is_empty) {
         return Err(ApiError::field(format!("{at}.name"), "a tool's function has no name"));
     }
     match function.get("parameters") {

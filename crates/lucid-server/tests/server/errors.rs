@@ -16,7 +16,8 @@ fn recorded_errors_have_vllms_status_and_keys() {
         if name == "error_too_long" {
             request["prompt"] = json!(vec![5; 9000]);
         }
-        let (status, ours) = fixture::post_error(shared(), exchange["request"]["path"].as_str().unwrap(), &request);
+        let (status, ours) =
+            fixture::post_error(shared(), exchange["request"]["path"].as_str().unwrap(), &request);
         let theirs: Value = serde_json::from_str(exchange["body"].as_str().unwrap()).unwrap();
         let theirs = &theirs["error"];
         assert_eq!(status, exchange["status"].as_u64().unwrap() as u16, "{name}");
@@ -73,9 +74,11 @@ fn a_budget_beyond_the_context_is_400() {
 
 #[test]
 fn a_template_that_fails_blames_the_messages() {
-    let request = json!({"messages": [{"role": "tool", "content": "x", "tool_call_id": "a.b"}], "max_tokens": 1});
+    let request =
+        json!({"messages": [{"role": "tool", "content": "x", "tool_call_id": "a.b"}], "max_tokens": 1});
     // `a.b` has one dot: the canary's template takes what follows it.
     fixture::post(shared(), CHAT, &request);
-    let (status, error) = fixture::post_error(shared(), CHAT, &json!({"messages": [{"role": "user", "content": {}}]}));
+    let (status, error) =
+        fixture::post_error(shared(), CHAT, &json!({"messages": [{"role": "user", "content": {}}]}));
     assert_eq!((status, &error["param"]), (400, &json!("messages[0].content")));
 }

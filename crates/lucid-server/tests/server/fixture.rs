@@ -1,7 +1,7 @@
 //! A server with the canary, and a client.
 
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use lucid_checkpoint::{Checkpoint, Files};
@@ -22,7 +22,17 @@ pub fn start(plant: Option<Plant>, limits: Limits) -> RunningServer {
 }
 
 pub fn app(plant: Option<Plant>, limits: Limits, engine: &EngineOptions) -> (App, Engine) {
-    let files = Files::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/canary")).unwrap();
+    app_of(&canary(), plant, limits, engine)
+}
+
+/// The bundled model.
+pub fn canary() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/canary")
+}
+
+/// The model in a folder.
+pub fn app_of(folder: &Path, plant: Option<Plant>, limits: Limits, engine: &EngineOptions) -> (App, Engine) {
+    let files = Files::open(folder).unwrap();
     let checkpoint = Checkpoint::open(files.clone()).unwrap();
     let tokenizer = Tokenizer::open(&files).unwrap();
     let template = ChatTemplate::open(&files).unwrap();

@@ -38,8 +38,10 @@ fn a_stop_string_ends_the_answer_and_no_part_of_it_leaks() {
         (json!("s Par"), true, "The capital of France is Par"),
         (json!(["never", " France is"]), false, "The capital of"),
     ] {
-        let request =
-            with(instant.clone(), json!({"stop": stop, "include_stop_str_in_output": include, "return_token_ids": true}));
+        let request = with(
+            instant.clone(),
+            json!({"stop": stop, "include_stop_str_in_output": include, "return_token_ids": true}),
+        );
         let answer = fixture::post(shared(), CHAT, &request);
         let choice = &answer["choices"][0];
         assert_eq!(choice["message"]["content"], content);
@@ -92,10 +94,34 @@ fn a_seed_repeats_an_answer_and_n_draws_several() {
 }
 
 #[test]
+fn several_answers_share_a_stream() {
+    let request =
+        with(ask("Tell me a story."), json!({"temperature": 1, "seed": 3, "n": 2, "max_tokens": 20}));
+    let whole = fixture::post(shared(), CHAT, &request);
+    let chunks = fixture::stream(shared(), CHAT, &request);
+    for index in 0..2 {
+        let mine: Vec<&Value> = chunks
+            .iter()
+            .map(|chunk| &chunk["choices"][0])
+            .filter(|choice| choice["index"] == index)
+            .collect();
+        assert_eq!(mine[0]["delta"], json!({"role": "assistant", "content": ""}));
+        assert_eq!(mine.last().unwrap()["finish_reason"], "length");
+        let reasoning: String =
+            mine.iter().filter_map(|choice| choice["delta"]["reasoning"].as_str()).collect();
+        assert_eq!(reasoning, whole["choices"][index]["message"]["reasoning"].as_str().unwrap());
+    }
+}
+
+#[test]
 fn logit_bias_forbids_a_token() {
     let paris = fixture::post(shared(), "/tokenize", &json!({"prompt": " Paris"}))["tokens"][0].clone();
     let bias = json!({paris.to_string(): -100});
-    let answer = fixture::post(shared(), CHAT, &with(ask(CAPITAL), json!({"logit_bias": bias, "return_token_ids": true})));
+    let answer = fixture::post(
+        shared(),
+        CHAT,
+        &with(ask(CAPITAL), json!({"logit_bias": bias, "return_token_ids": true})),
+    );
     assert!(!answer["choices"][0]["token_ids"].as_array().unwrap().contains(&paris));
 }
 
@@ -105,16 +131,20 @@ fn tokens_can_be_named_by_their_ids() {
                       "return_token_ids": true});
     let answer = fixture::post(shared(), CHAT, &with(ask(CAPITAL), more));
     let choice = &answer["choices"][0];
-    for (entry, id) in choice["logprobs"]["content"].as_array().unwrap().iter().zip(choice["token_ids"].as_array().unwrap()) {
+    for (entry, id) in
+        choice["logprobs"]["content"].as_array().unwrap().iter().zip(choice["token_ids"].as_array().unwrap())
+    {
         assert_eq!(entry["token"], format!("token_id:{id}"));
     }
 }
 
 #[test]
 fn usage_can_come_with_every_chunk() {
-    let more = json!({"stream_options": {"include_usage": true, "continuous_usage_stats": true}, "max_tokens": 5});
+    let more =
+        json!({"stream_options": {"include_usage": true, "continuous_usage_stats": true}, "max_tokens": 5});
     let chunks = fixture::stream(shared(), CHAT, &with(ask(CAPITAL), more));
-    let counts: Vec<u64> = chunks.iter().map(|chunk| chunk["usage"]["completion_tokens"].as_u64().unwrap()).collect();
+    let counts: Vec<u64> =
+        chunks.iter().map(|chunk| chunk["usage"]["completion_tokens"].as_u64().unwrap()).collect();
     assert!(counts.is_sorted());
     assert_eq!((counts[0], *counts.last().unwrap()), (0, 5));
     assert_eq!(chunks.last().unwrap()["choices"], json!([]));
@@ -153,7 +183,8 @@ fn a_completion_streams_what_it_answers_whole() {
 
 #[test]
 fn a_prompt_can_be_scored_without_an_answer() {
-    let request = json!({"prompt": "The capital of France is Paris", "max_tokens": 0, "echo": true, "logprobs": 0});
+    let request =
+        json!({"prompt": "The capital of France is Paris", "max_tokens": 0, "echo": true, "logprobs": 0});
     let answer = fixture::post(shared(), COMPLETIONS, &request);
     let choice = &answer["choices"][0];
     assert_eq!(choice["text"], "The capital of France is Paris");
@@ -163,7 +194,8 @@ fn a_prompt_can_be_scored_without_an_answer() {
 
 #[test]
 fn prompt_logprobs_of_a_conversation_stand_at_the_top() {
-    let answer = fixture::post(shared(), CHAT, &with(ask(CAPITAL), json!({"prompt_logprobs": 1, "max_tokens": 1})));
+    let answer =
+        fixture::post(shared(), CHAT, &with(ask(CAPITAL), json!({"prompt_logprobs": 1, "max_tokens": 1})));
     let entries = answer["prompt_logprobs"].as_array().unwrap();
     assert_eq!(entries.len(), answer["usage"]["prompt_tokens"].as_u64().unwrap() as usize);
     assert!(entries[0].is_null() && entries[1].is_object());
@@ -173,9 +205,15 @@ fn prompt_logprobs_of_a_conversation_stand_at_the_top() {
 fn without_parsing_a_call_stays_text() {
     let tools = json!([{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object",
         "properties": {"city": {"type": "string"}}, "required": ["city"]}, "description": "Get the weather of a city"}}]);
-    let request = with(ask("What is the weather in Oslo?"), json!({"tools": tools, "tool_choice": "none", "max_tokens": 96}));
+    let request = with(
+        ask("What is the weather in Oslo?"),
+        json!({"tools": tools, "tool_choice": "none", "max_tokens": 96}),
+    );
     let choice = fixture::post(shared(), CHAT, &request)["choices"][0].clone();
     assert_eq!(choice["finish_reason"], "stop");
     assert!(choice["message"].get("tool_calls").is_none());
-    assert!(choice["message"]["content"].as_str().unwrap().starts_with("<|tool_calls_section_begin|>"), "{choice}");
+    assert!(
+        choice["message"]["content"].as_str().unwrap().starts_with("<|tool_calls_section_begin|>"),
+        "{choice}"
+    );
 }

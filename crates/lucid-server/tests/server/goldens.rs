@@ -73,10 +73,17 @@ fn a_stream_says_the_same_as_a_whole_answer() {
         let chunks = fixture::stream(shared(), CHAT, &request);
         let (choice, message) = (&whole["choices"][0], &whole["choices"][0]["message"]);
         for field in ["reasoning", "content"] {
-            assert_eq!(fixture::joined(&chunks, field), message[field].as_str().unwrap_or(""), "{name} {field}");
+            assert_eq!(
+                fixture::joined(&chunks, field),
+                message[field].as_str().unwrap_or(""),
+                "{name} {field}"
+            );
         }
         let concatenated = |pick: &dyn Fn(&Value) -> Value| -> Value {
-            chunks.iter().flat_map(|chunk| pick(&chunk["choices"][0]).as_array().cloned().unwrap_or_default()).collect()
+            chunks
+                .iter()
+                .flat_map(|chunk| pick(&chunk["choices"][0]).as_array().cloned().unwrap_or_default())
+                .collect()
         };
         assert_eq!(concatenated(&|choice| choice["token_ids"].clone()), choice["token_ids"], "{name}");
         assert_eq!(
@@ -85,11 +92,22 @@ fn a_stream_says_the_same_as_a_whole_answer() {
             "{name}"
         );
         let calls = concatenated(&|choice| choice["delta"]["tool_calls"].clone());
-        let arguments: String =
-            calls.as_array().unwrap().iter().filter_map(|call| call["function"]["arguments"].as_str()).collect();
-        assert_eq!(arguments, message["tool_calls"][0]["function"]["arguments"].as_str().unwrap_or(""), "{name}");
-        let finish: Vec<&Value> =
-            chunks.iter().map(|chunk| &chunk["choices"][0]["finish_reason"]).filter(|reason| !reason.is_null()).collect();
+        let arguments: String = calls
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|call| call["function"]["arguments"].as_str())
+            .collect();
+        assert_eq!(
+            arguments,
+            message["tool_calls"][0]["function"]["arguments"].as_str().unwrap_or(""),
+            "{name}"
+        );
+        let finish: Vec<&Value> = chunks
+            .iter()
+            .map(|chunk| &chunk["choices"][0]["finish_reason"])
+            .filter(|reason| !reason.is_null())
+            .collect();
         assert_eq!(finish, [&choice["finish_reason"]], "{name}");
         let usage = &chunks.last().unwrap()["usage"];
         assert_eq!(usage["total_tokens"], whole["usage"]["total_tokens"], "{name}");
@@ -105,7 +123,10 @@ fn tokenize_renders_a_conversation_as_chat_does() {
         let answer = fixture::post(shared(), "/tokenize", &request);
         assert_eq!(answer["tokens"], case["prompt_ids"], "{name}");
         assert_eq!(answer["count"], case["prompt_ids"].as_array().unwrap().len(), "{name}");
-        assert_eq!(answer["token_strs"].as_array().unwrap().len(), answer["count"].as_u64().unwrap() as usize);
+        assert_eq!(
+            answer["token_strs"].as_array().unwrap().len(),
+            answer["count"].as_u64().unwrap() as usize
+        );
         let back = fixture::post(shared(), "/detokenize", &json!({"tokens": case["completion_ids"]}));
         assert_eq!(back["prompt"], case["completion"], "{name}");
     }
@@ -115,7 +136,8 @@ fn tokenize_renders_a_conversation_as_chat_does() {
 #[test]
 fn completions_of_token_ids() {
     let case = &goldens()["capital"];
-    let request = json!({"prompt": case["prompt_ids"], "temperature": 0, "max_tokens": 64, "return_token_ids": true});
+    let request =
+        json!({"prompt": case["prompt_ids"], "temperature": 0, "max_tokens": 64, "return_token_ids": true});
     let answer = fixture::post(shared(), "/v1/completions", &request);
     let text = case["completion"].as_str().unwrap().strip_suffix("<|im_end|>").unwrap();
     assert_eq!(answer["choices"][0]["text"], text);
