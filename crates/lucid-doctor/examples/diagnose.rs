@@ -1,0 +1,21 @@
+//! Diagnoses a server: `diagnose URL [CHECKPOINT] [terminal|json|html]`.
+#![allow(clippy::print_stdout)] // it is a program
+
+use std::error::Error;
+use std::path::Path;
+
+use lucid_doctor::{Depth, Subject, diagnose, report};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let endpoint = arguments.next().ok_or("diagnose URL [CHECKPOINT] [terminal|json|html]")?;
+    let checkpoint = arguments.next().filter(|folder| !folder.is_empty()).map(|folder| lucid_checkpoint::Files::open(Path::new(&folder))).transpose()?;
+    let subject = Subject { endpoint: Some(endpoint), checkpoint, depth: Depth::Standard, ..Subject::default() };
+    let report = diagnose(subject, &mut |_| {});
+    match arguments.next().as_deref() {
+        Some("json") => print!("{}", report.to_json()?),
+        Some("html") => print!("{}", report.to_html()?),
+        _ => print!("{}", report::terminal::render(&report, report::terminal::Style::plain(100))),
+    }
+    std::process::exit(report.exit_code(lucid_doctor::Severity::Warning).into())
+}

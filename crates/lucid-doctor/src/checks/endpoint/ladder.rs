@@ -1,0 +1,224 @@
+//! The ladder: can the model that answers still do simple things?
+
+use lucid_client::{ChatRequest, Endpoint};
+
+use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
+use crate::evidence::{Answer, AnswerKind, Examination, RungScore, RungState};
+use crate::knowledge::{Rung, ladder};
+use crate::ladder::{Judged, Question, judge, questions};
+use crate::report::{Finding, ProofKind, Severity};
+use crate::statistics::wilson;
+use crate::subject::Depth;
+
+pub(crate) struct Ladder;
+
+/// Tokens for an answer at first, reasoning included.
+const FIRST_BUDGET: u32 = 512;
+/// Tokens for the second attempt of an answer that the first budget cut.
+const SECOND_BUDGET: u32 = 4_096;
+/// So many answers may use up the second budget before no more are tried with it.
+const PATIENCE: usize = 2;
+
+impl Check for Ladder {
+    fn id(&self) -> &'static str {
+        "endpoint.ladder"
+    }
+
+    fn needs(&self) -> &'static [Need] {
+        &[Need::Server]
+    }
+
+    fn covers(&self) -> &'static str {
+        "the model answers simple questions rightly: a fact, a sum, code that runs, recall over turns, needles, instructions, JSON"
+    }
+
+    fn cost(&self) -> TypicalCost {
+        TypicalCost { requests: 50, tokens: 15_000 }
+    }
+
+    fn run(&self, examination: &mut Examination<'_>) -> Result<Examined, Skip> {
+        let endpoint = examination.endpoint()?;
+        let mut climb = Climb { endless: 0, findings: Vec::new() };
+        let rungs = &ladder().rungs;
+        for (number, rung) in rungs.iter().enumerate() {
+            examination.step(number, rungs.len(), &rung.title);
+            let score = climb.rung(examination, &endpoint, rung);
+            examination.evidence.ladder.push(score);
+        }
+        let scores = &examination.evidence.ladder;
+        climb.findings.extend(summary(scores));
+        if let Some(answer) = examination.evidence.answers.iter().find(|answer| answer.is_one_character()) {
+            let finding = Finding::new(self.id(), "one-character", Severity::Error, "An answer is one character over and over")
+                .proof(ProofKind::Exchange, answer.exchange.to_string(), excerpt(&format!("{}{}", answer.reasoning, answer.content)));
+            climb.findings.push(finding);
+        }
+        let judged: u64 = scores.iter().map(|score| score.rate.trials).sum();
+        let climbed = scores.iter().filter(|score| score.state != RungState::Skipped).count();
+        if judged == 0 && climb.findings.iter().all(|finding| finding.severity == Severity::Info) {
+            return Err(Skip("no answer could be judged: all were cut by the token budget, or failed".to_owned()));
+        }
+        Ok(Examined { findings: climb.findings, covered: format!("{climbed} rungs, {judged} judged answers") })
+    }
+}
+
+struct Climb {
+    endless: usize,
+    findings: Vec<Finding>,
+}
+
+impl Climb {
+    fn rung(&mut self, examination: &mut Examination<'_>, endpoint: &Endpoint, rung: &Rung) -> RungScore {
+        let mut score = RungScore {
+            id: rung.id.clone(),
+            title: rung.title.clone(),
+            rate: wilson(0, 0),
+            floor: rung.floor,
+            state: RungState::Skipped,
+            cut: 0,
+            unjudged: 0,
+            note: None,
+        };
+        let long = rung.needle_sentences.unwrap_or(0) > 200;
+        if long && examination.subject.depth == Depth::Quick {
+            score.note = Some("not part of a quick examination".to_owned());
+            return score;
+        }
+        // Nine tokens a sentence with most tokenizers; the answer needs room too.
+        let needed = rung.needle_sentences.unwrap_or(0) as u64 * 9 + 256;
+        if let Some(length) = endpoint.info().max_model_len.filter(|length| *length < needed) {
+            score.note = Some(format!("needs about {needed} tokens of context, the server has {length}"));
+            return score;
+        }
+        // The long prompts are dear: one attempt each.
+        let attempts = if long { 1 } else { examination.subject.depth.attempts() };
+        let (mut passed, mut trials) = (0, 0);
+        for question in questions(rung, &ladder().haystack, attempts, examination.subject.seed) {
+            match self.ask(examination, endpoint, rung, &question) {
+                Outcome::Right => (passed, trials) = (passed + 1, trials + 1),
+                Outcome::Wrong(exchange, reason, text) => {
+                    trials += 1;
+                    if score.note.is_none() {
+                        score.note = Some(format!("exchange {exchange}: {reason}; it says \u{201c}{text}\u{201d}"));
+                    }
+                }
+                Outcome::Cut => score.cut += 1,
+                Outcome::Unjudged(reason) => {
+                    score.unjudged += 1;
+                    score.note.get_or_insert(reason);
+                }
+            }
+            // Certain already: the rest would only cost.
+            if wilson(passed, trials).high < rung.floor {
+                break;
+            }
+        }
+        score.rate = wilson(passed, trials);
+        score.state = match trials {
+            0 => RungState::Undecided,
+            _ if score.rate.high < rung.floor => RungState::Failing,
+            _ if score.rate.observed() >= rung.floor => RungState::Passed,
+            _ => RungState::Undecided,
+        };
+        score
+    }
+
+    fn ask(&mut self, examination: &mut Examination<'_>, endpoint: &Endpoint, rung: &Rung, question: &Question) -> Outcome {
+        let mut answer = match self.chat(examination, endpoint, question, FIRST_BUDGET) {
+            Ok(answer) => answer,
+            Err(reason) => return Outcome::Unjudged(reason),
+        };
+        if answer.length && !answer.capped_by_server() && !answer.is_one_character() && self.endless < PATIENCE {
+            match self.chat(examination, endpoint, question, SECOND_BUDGET) {
+                Ok(second) => answer = second,
+                // A context that is too short for the second budget leaves the first answer.
+                Err(reason) if answer.kind == AnswerKind::Cut => return Outcome::Unjudged(reason),
+                Err(_) => {}
+            }
+            if answer.length {
+                self.endless += 1;
+            }
+        }
+        let cut = answer.kind == AnswerKind::Cut && (answer.capped_by_server() || self.endless == 0);
+        let (exchange, text) = (answer.exchange, answer.text().to_owned());
+        let endless = answer.length && !answer.capped_by_server();
+        examination.evidence.answers.push(answer);
+        if cut {
+            return Outcome::Cut;
+        }
+        match judge(rung.judge, &text, &question.answer, &question.cases) {
+            Judged::Right => Outcome::Right,
+            Judged::Wrong(_) if endless => Outcome::Wrong(exchange, "it doesn't come to an end".to_owned(), excerpt(&text)),
+            Judged::Wrong(reason) => Outcome::Wrong(exchange, reason, excerpt(&text)),
+            Judged::Unjudged(reason) => Outcome::Unjudged(reason),
+        }
+    }
+
+    fn chat(&mut self, examination: &mut Examination<'_>, endpoint: &Endpoint, question: &Question, budget: u32) -> Result<Answer, String> {
+        // Servers refuse a request whose prompt and max_tokens together exceed the context. With the checkpoint we
+        // count the prompt; without it, four characters a token is what tokenizers reach on our sentences.
+        let characters: usize = question.messages.iter().map(|message| message.content.len() + 16).sum();
+        let counted = examination.reference.as_ref().and_then(|reference| reference.prompt(&question.messages).ok());
+        let prompt = counted.map_or(characters / 4, |tokens| tokens.len()) as u64;
+        let room = endpoint.info().max_model_len.map_or(u64::from(u32::MAX), |length| length.saturating_sub(prompt + 16).max(64));
+        let max_tokens = budget.min(u32::try_from(room).unwrap_or(u32::MAX));
+        let request = ChatRequest {
+            max_tokens: Some(max_tokens),
+            temperature: Some(question.temperature),
+            seed: Some(question.seed),
+            ..ChatRequest::new(question.messages.clone())
+        };
+        let (number, outcome) = examination.chat(endpoint, &request);
+        match outcome {
+            Ok(answer) => Ok(Answer::new(&answer, number, max_tokens)),
+            Err(error) => {
+                if self.findings.iter().all(|finding| !finding.id.ends_with("/requests-failed")) {
+                    let finding = Finding::new("endpoint.ladder", "requests-failed", Severity::Error, "The server refuses or fails ordinary chat requests")
+                        .detail(error.to_string())
+                        .proof(ProofKind::Exchange, number.to_string(), error.to_string());
+                    self.findings.push(finding);
+                }
+                Err(format!("exchange {number}: {error}"))
+            }
+        }
+    }
+}
+
+enum Outcome {
+    Right,
+    Wrong(usize, String, String),
+    Cut,
+    Unjudged(String),
+}
+
+/// What the rungs say together.
+fn summary(scores: &[RungScore]) -> Vec<Finding> {
+    let check = "endpoint.ladder";
+    let judged: Vec<&RungScore> = scores.iter().filter(|score| score.rate.trials > 0).collect();
+    let failing: Vec<&RungScore> = judged.iter().copied().filter(|score| score.state == RungState::Failing).collect();
+    let mut findings: Vec<Finding> = failing
+        .iter()
+        .map(|score| {
+            let rate = format!("{} of {} right (95 % interval {:.0}\u{2013}{:.0} %), a healthy model has at least {:.0} %", score.rate.passed, score.rate.trials, score.rate.low * 100.0, score.rate.high * 100.0, score.floor * 100.0);
+            Finding::new(check, &format!("{}-low", score.id), Severity::Error, format!("The model fails the rung \u{201c}{}\u{201d}: {} of {} answers right", score.title, score.rate.passed, score.rate.trials))
+                .detail(score.note.clone().unwrap_or_default())
+                .confidence(0.975)
+                .proof(ProofKind::Number, score.id.clone(), rate)
+        })
+        .collect();
+    let is_long = |score: &&RungScore| score.id.ends_with("needle");
+    let short_ones_pass = judged.iter().filter(|score| !is_long(score)).all(|score| score.state == RungState::Passed);
+    if failing.is_empty() && !judged.is_empty() && judged.iter().all(|score| score.state == RungState::Passed) {
+        findings.push(Finding::new(check, "coherent", Severity::Info, "The model climbs every rung of the ladder"));
+    } else if !failing.is_empty() && failing.len() * 4 >= judged.len() * 3 {
+        findings.push(Finding::new(check, "incoherent", Severity::Error, "The model is incoherent: most rungs of the ladder fail").confidence(0.99));
+    } else if !failing.is_empty() && failing.iter().all(is_long) && short_ones_pass {
+        findings.push(Finding::new(check, "only-long-fails", Severity::Info, "Short prompts work, long ones fail"));
+    }
+    findings
+}
+
+/// The beginning of a text on one line.
+fn excerpt(text: &str) -> String {
+    let line: String = text.trim().chars().take(120).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if text.trim().chars().nth(120).is_some() { format!("{line}\u{2026}") } else { line }
+}

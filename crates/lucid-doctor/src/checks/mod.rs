@@ -1,0 +1,89 @@
+//! The checks: one file each. A check says what it needs, what a pass covers and what it costs.
+
+mod endpoint;
+mod reference;
+
+use crate::evidence::Examination;
+use crate::report::Finding;
+
+/// Evidence that a check can't do without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// The address of a server.
+    Address,
+    /// A server that answers.
+    Server,
+    /// The checkpoint that it should be serving.
+    Checkpoint,
+}
+
+/// What a check spends, typically.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TypicalCost {
+    /// Requests to the server.
+    pub requests: u32,
+    /// Tokens that the server reads and writes.
+    pub tokens: u32,
+}
+
+/// What a check found; empty is a pass. Findings of severity `Info` are facts for the causes.
+pub(crate) struct Examined {
+    pub(crate) findings: Vec<Finding>,
+    /// What this run covered, with its numbers.
+    pub(crate) covered: String,
+}
+
+/// Why a check could not decide.
+pub(crate) struct Skip(pub(crate) String);
+
+impl From<String> for Skip {
+    fn from(reason: String) -> Skip {
+        Skip(reason)
+    }
+}
+
+/// One check.
+pub(crate) trait Check {
+    /// Its name: `endpoint.ladder`.
+    fn id(&self) -> &'static str;
+    /// What it needs.
+    fn needs(&self) -> &'static [Need];
+    /// What a pass covers, in a sentence.
+    fn covers(&self) -> &'static str;
+    /// What it costs.
+    fn cost(&self) -> TypicalCost;
+    /// Runs it.
+    fn run(&self, examination: &mut Examination<'_>) -> Result<Examined, Skip>;
+}
+
+/// All checks, in the order in which they run: cheap ones first, and those that others build on.
+pub(crate) fn registry() -> Vec<Box<dyn Check>> {
+    vec![
+        Box::new(endpoint::Liveness),
+        Box::new(endpoint::Ladder),
+        Box::new(endpoint::Budget),
+        Box::new(reference::PromptTokens),
+        Box::new(reference::Logprobs),
+        Box::new(reference::Hypotheses),
+    ]
+}
+
+/// A check as lists and documentation show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckInfo {
+    /// Its name.
+    pub id: &'static str,
+    /// What it needs.
+    pub needs: &'static [Need],
+    /// What a pass covers.
+    pub covers: &'static str,
+    /// What it costs, typically.
+    pub cost: TypicalCost,
+}
+
+/// Every check, in the order in which they run.
+#[must_use]
+pub fn list() -> Vec<CheckInfo> {
+    let info = |check: &dyn Check| CheckInfo { id: check.id(), needs: check.needs(), covers: check.covers(), cost: check.cost() };
+    registry().iter().map(|check| info(check.as_ref())).collect()
+}

@@ -1,0 +1,9 @@
+//! Checks that compare the server with the checkpoint.
+
+mod hypotheses;
+mod logprobs;
+mod prompt_tokens;
+
+pub(super) use hypotheses::Hypotheses;
+pub(super) use logprobs::Logprobs;
+pub(super) use prompt_tokens::PromptTokens;

@@ -1,0 +1,150 @@
+//! Runs the checks on a subject and puts the report together.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Instant, SystemTime};
+
+use crate::causes;
+use crate::checks::{self, Check, Examined, Need, Skip};
+use crate::evidence::{Evidence, Examination, Reference};
+use crate::report::{CheckOutcome, CheckResult, Finding, Report, SCHEMA, Severity, SubjectSummary, Verdict};
+use crate::subject::Subject;
+
+/// What happens while the diagnosis runs.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Progress {
+    /// A check begins.
+    Started {
+        /// The check.
+        check: &'static str,
+    },
+    /// A check goes on.
+    Step {
+        /// The check.
+        check: &'static str,
+        /// Steps done.
+        done: usize,
+        /// Steps in all, at the most.
+        of: usize,
+        /// What is being done.
+        text: String,
+    },
+    /// A check ended.
+    Finished {
+        /// The check.
+        check: &'static str,
+        /// How.
+        outcome: CheckOutcome,
+    },
+}
+
+/// Examines the subject with every check whose evidence is there.
+pub fn diagnose(mut subject: Subject, progress: &mut dyn FnMut(Progress)) -> Report {
+    let (started, clock) = (SystemTime::now(), Instant::now());
+    let mut summary = SubjectSummary { endpoint: subject.endpoint.clone(), ..SubjectSummary::default() };
+    let mut evidence = Evidence::default();
+    let checkpoint = subject.checkpoint.take();
+    let has_checkpoint = checkpoint.is_some();
+    let reference = checkpoint.and_then(|files| {
+        summary.checkpoint = Some(files.root());
+        Reference::open(files, subject.threads).map_err(|error| evidence.obstacles.push(error)).ok()
+    });
+    let mut examination = Examination { subject: &subject, endpoint: None, reference, evidence, check: "", progress };
+    let (mut findings, mut results) = (Vec::new(), Vec::new());
+    for check in checks::registry() {
+        let (result, found) = run(check.as_ref(), &mut examination, has_checkpoint);
+        findings.extend(found);
+        results.push(result);
+    }
+    summary.server = examination.endpoint.as_ref().map(|endpoint| endpoint.info().clone());
+    let evidence = examination.evidence;
+    summary.reference = evidence.divergence.as_ref().map(|divergence| divergence.semantics.clone());
+    assemble(started, clock, summary, evidence, findings, results)
+}
+
+fn run(check: &dyn Check, examination: &mut Examination<'_>, has_checkpoint: bool) -> (CheckResult, Vec<Finding>) {
+    let id = check.id();
+    let clock = Instant::now();
+    let result = |outcome, covered: String, reason| CheckResult {
+        id: id.to_owned(),
+        outcome,
+        covered,
+        reason,
+        seconds: clock.elapsed().as_secs_f64(),
+    };
+    let missing = check.needs().iter().find_map(|need| match need {
+        Need::Address if examination.subject.endpoint.is_none() => Some("no endpoint was given"),
+        Need::Server if examination.subject.endpoint.is_none() => Some("no endpoint was given"),
+        Need::Server if examination.endpoint.is_none() => Some("no server answers at the endpoint"),
+        Need::Checkpoint if !has_checkpoint => Some("no checkpoint was given"),
+        Need::Checkpoint if examination.reference.is_none() => Some("the checkpoint can't be read"),
+        Need::Address | Need::Server | Need::Checkpoint => None,
+    });
+    if let Some(missing) = missing {
+        return (result(CheckOutcome::Skipped, check.covers().to_owned(), Some(missing.to_owned())), Vec::new());
+    }
+    examination.check = id;
+    (examination.progress)(Progress::Started { check: id });
+    // A check that breaks down is a result; what it has gathered until then stays.
+    let ended = catch_unwind(AssertUnwindSafe(|| check.run(examination)));
+    let (outcome, findings) = match ended {
+        Ok(Ok(Examined { findings, covered })) => {
+            let found = findings.iter().any(|finding| finding.severity > Severity::Info);
+            (result(if found { CheckOutcome::Found } else { CheckOutcome::Passed }, covered, None), findings)
+        }
+        Ok(Err(Skip(reason))) => (result(CheckOutcome::Skipped, check.covers().to_owned(), Some(reason)), Vec::new()),
+        Err(panic) => {
+            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned()).or_else(|| panic.downcast_ref::<String>().cloned());
+            let reason = format!("the check itself broke down: {}. Please report it", text.unwrap_or_else(|| "no message".to_owned()));
+            (result(CheckOutcome::Crashed, check.covers().to_owned(), Some(reason)), Vec::new())
+        }
+    };
+    (examination.progress)(Progress::Finished { check: id, outcome: outcome.outcome });
+    (outcome, findings)
+}
+
+fn assemble(
+    started: SystemTime,
+    clock: Instant,
+    subject: SubjectSummary,
+    evidence: Evidence,
+    mut findings: Vec<Finding>,
+    checks: Vec<CheckResult>,
+) -> Report {
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    let verdict = verdict(&findings, &checks, &evidence.obstacles);
+    let ranking = causes::rank(&findings);
+    Report {
+        schema: SCHEMA,
+        lucid: env!("CARGO_PKG_VERSION").to_owned(),
+        started: humantime::format_rfc3339_seconds(started).to_string(),
+        seconds: clock.elapsed().as_secs_f64(),
+        subject,
+        verdict,
+        obstacles: evidence.obstacles,
+        causes: ranking.causes,
+        something_else: ranking.something_else,
+        findings,
+        checks,
+        cost: evidence.cost,
+        ladder: evidence.ladder,
+        divergence: evidence.divergence,
+        exchanges: evidence.exchanges,
+    }
+}
+
+/// Faulty if a check found an error in the subject; undecided if something stood in the way, or if no check that looks at
+/// the model's output came to an end; else healthy.
+fn verdict(findings: &[Finding], checks: &[CheckResult], obstacles: &[String]) -> Verdict {
+    let error = findings.iter().any(|finding| finding.severity == Severity::Error && finding.check != "endpoint.liveness");
+    let decisive = |check: &CheckResult| {
+        matches!(check.id.as_str(), "endpoint.ladder" | "reference.logprobs")
+            && matches!(check.outcome, CheckOutcome::Passed | CheckOutcome::Found)
+    };
+    if error {
+        Verdict::Faulty
+    } else if !obstacles.is_empty() || !checks.iter().any(decisive) {
+        Verdict::Undecided
+    } else {
+        Verdict::Healthy
+    }
+}

@@ -1,0 +1,200 @@
+//! How far the server's distributions are from the reference's.
+
+use lucid_checkpoint::TokenId;
+use lucid_engine::Scorer;
+use serde::Serialize;
+
+use crate::statistics::Estimate;
+
+/// What the server said about one position.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Observation {
+    /// Index into the sequence of the token that stands there.
+    pub(crate) position: usize,
+    /// Its log-probability.
+    pub(crate) logprob: f64,
+    /// The candidates that the server listed, the standing token possibly among them.
+    pub(crate) top: Vec<(TokenId, f64)>,
+}
+
+/// A sequence, and what the server said about some of its positions.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Observed {
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) observations: Vec<Observation>,
+    /// Number of the exchange, from 1.
+    pub(crate) exchange: usize,
+}
+
+/// One position compared.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct PositionScore {
+    pub(crate) position: usize,
+    /// Lower bound of the Kullback-Leibler divergence, server from reference, in nats.
+    pub(crate) kl: f64,
+    /// |Δ log-probability| of the standing token, in nats.
+    pub(crate) delta: f64,
+    /// Whether both have the same likeliest token, or the reference holds the server's for as likely within `TIE`.
+    pub(crate) top1: bool,
+}
+
+/// One prompt compared.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct PromptScore {
+    pub(crate) positions: Vec<PositionScore>,
+}
+
+/// One position counts for at most so much: a near-tie in routing moves single tokens far, honestly.
+const CUT_KL: f64 = 1.0;
+
+impl PromptScore {
+    /// Mean divergence of the prompt's positions, each cut at 1 nat; NaN without positions.
+    #[allow(clippy::cast_precision_loss)] // counts of tokens
+    pub(crate) fn mean_kl(&self) -> f64 {
+        self.positions.iter().map(|position| position.kl.min(CUT_KL)).sum::<f64>() / self.positions.len() as f64
+    }
+}
+
+/// Scores the sequence with the reference and compares position by position.
+pub(crate) fn compare(scorer: &mut Scorer, observed: &Observed) -> Result<PromptScore, lucid_engine::Error> {
+    let mut positions = Vec::with_capacity(observed.observations.len());
+    let mut observations = observed.observations.iter().peekable();
+    let last = observed.observations.last().map_or(0, |observation| observation.position);
+    let context = observed.tokens.get(..last).unwrap_or(&observed.tokens);
+    scorer.score(context, |position, logprobs| {
+        // `logprobs` is the distribution of the token after `position`.
+        while let Some(observation) = observations.next_if(|observation| observation.position <= position + 1) {
+            let token = observed.tokens.get(observation.position);
+            if observation.position == position + 1
+                && let Some(token) = token
+            {
+                positions.push(compare_position(observation, *token, logprobs));
+            }
+        }
+    })?;
+    Ok(PromptScore { positions })
+}
+
+/// The divergence of the partition into the listed candidates and "all others" is a lower bound of the divergence of the
+/// whole distributions (data-processing inequality; Cover and Thomas, "Elements of Information Theory", 2.8).
+fn compare_position(observation: &Observation, token: TokenId, reference: &[f32]) -> PositionScore {
+    let ours = |id: TokenId| reference.get(id.row()).copied().map_or(f64::NEG_INFINITY, f64::from);
+    let (mut kl, mut p_listed, mut q_listed) = (0.0, 0.0, 0.0);
+    let own = (token, observation.logprob);
+    let mut seen: Vec<TokenId> = Vec::with_capacity(observation.top.len() + 1);
+    for &(id, server) in std::iter::once(&own).chain(&observation.top) {
+        if seen.contains(&id) {
+            continue;
+        }
+        seen.push(id);
+        let (p, q) = (server.exp(), ours(id).max(FLOOR).exp());
+        p_listed += p;
+        q_listed += q;
+        if p > 0.0 {
+            kl += p * (server - ours(id).max(FLOOR));
+        }
+    }
+    // Rounding in f32 makes the sums exceed 1 by some 1e-6: what is below that is no mass.
+    let (p_rest, q_rest) = (1.0 - p_listed, (1.0 - q_listed).max(1e-6));
+    if p_rest > 1e-6 {
+        kl += p_rest * (p_rest / q_rest).ln();
+    }
+    let best = |mut pairs: Box<dyn Iterator<Item = (TokenId, f64)> + '_>| {
+        let first = pairs.next();
+        pairs.fold(first, |best, next| if best.is_none_or(|best| next.1 > best.1) { Some(next) } else { best }).map(|(id, _)| id)
+    };
+    let server_best = best(Box::new(observation.top.iter().copied().chain([own])));
+    let our_best = best(Box::new((0_u32..).zip(reference).map(|(id, logprob)| (TokenId(id), f64::from(*logprob)))));
+    PositionScore {
+        position: observation.position,
+        kl: if kl.is_nan() { f64::INFINITY } else { kl.max(0.0) },
+        delta: (observation.logprob - ours(token)).abs(),
+        top1: our_best.is_some_and(|best| server_best.is_some_and(|server| ours(server) >= ours(best) - TIE)),
+    }
+}
+
+/// Candidates that are so close (nats) are tied: bfloat16 logits around 16 are an eighth apart.
+const TIE: f64 = 0.125;
+
+/// Log-probabilities below this are all the same: e^-30.
+const FLOOR: f64 = -30.0;
+
+/// The comparison with the reference, for the report.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Divergence {
+    /// What was decided: `same`, `different`, `open`.
+    pub decision: String,
+    /// Prompts compared.
+    pub prompts: usize,
+    /// Positions compared.
+    pub positions: usize,
+    /// Which positions: `prompt and generated tokens` or `generated tokens`.
+    pub of: String,
+    /// Lower bound of the divergence in nats a token, with its interval over prompts.
+    pub kl: Estimate,
+    /// Mean |Δ log-probability| in nats a token, with its interval over prompts.
+    pub delta: Estimate,
+    /// Share of positions with the same likeliest token, or one that is tied with it.
+    pub top1_agreement: f64,
+    /// By position in the sequence.
+    pub by_position: Vec<PositionBin>,
+    /// The arithmetic of the reference.
+    pub semantics: String,
+    /// Known mistakes, and how far the server is from a model that makes them.
+    pub hypotheses: Vec<HypothesisFit>,
+}
+
+/// Divergence in a range of positions.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PositionBin {
+    /// First position.
+    pub from: usize,
+    /// One past the last.
+    pub to: usize,
+    /// Positions compared in it.
+    pub positions: usize,
+    /// Mean lower bound of the divergence, nats a token.
+    pub kl: f64,
+    /// Mean |Δ log-probability|, nats a token.
+    pub delta: f64,
+}
+
+/// How well one known mistake explains what the server says.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct HypothesisFit {
+    /// The mistake's name.
+    pub name: String,
+    /// Divergence from a model that makes it, nats a token, cut at 1 a position.
+    pub kl: f64,
+    /// `fits`, `excluded`, `unclear`.
+    pub outcome: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn score(server: &[(u32, f64)], reference: &[f64]) -> PositionScore {
+        let reference: Vec<f32> = reference.iter().map(|p| p.ln() as f32).collect();
+        let top: Vec<_> = server.iter().map(|(id, p)| (TokenId(*id), p.ln())).collect();
+        let observation = Observation { position: 1, logprob: top[0].1, top: top.clone() };
+        compare_position(&observation, top[0].0, &reference)
+    }
+
+    /// With all candidates listed the bound is the divergence itself: 0.5 ln(0.5/0.9) + 0.5 ln(0.5/0.1) = 0.5108.
+    #[test]
+    fn full_lists_give_the_divergence() {
+        let scored = score(&[(0, 0.5), (1, 0.5)], &[0.9, 0.1]);
+        assert!((scored.kl - 0.510_825_6).abs() < 1e-6, "{scored:?}");
+        assert!((scored.delta - (0.9_f64 / 0.5).ln()).abs() < 1e-6);
+    }
+
+    #[test]
+    fn cut_lists_give_less_and_never_negative() {
+        let whole = score(&[(0, 0.6), (1, 0.3), (2, 0.1)], &[0.2, 0.5, 0.3]);
+        let cut = score(&[(0, 0.6)], &[0.2, 0.5, 0.3]);
+        assert!(cut.kl <= whole.kl && cut.kl > 0.0 && !cut.top1);
+        let same = score(&[(0, 0.6), (1, 0.3)], &[0.6, 0.3, 0.1]);
+        assert!(same.kl.abs() < 1e-6 && same.top1);
+    }
+}

@@ -1,0 +1,13 @@
+//! What was gathered: exchanges, answers, comparisons. Data only; checks read it.
+
+mod answers;
+mod divergence;
+mod examination;
+mod reference;
+
+pub(crate) use answers::{Answer, AnswerKind};
+pub use answers::{RungScore, RungState};
+pub use divergence::{Divergence, HypothesisFit, PositionBin};
+pub(crate) use divergence::{Observation, Observed, PositionScore, PromptScore, compare};
+pub(crate) use examination::{Evidence, Examination};
+pub(crate) use reference::Reference;

@@ -1,0 +1,89 @@
+//! The checkpoint as a witness: its template, its tokenizer, its model.
+
+use std::collections::HashMap;
+
+use lucid_checkpoint::{Checkpoint, Files, TokenId};
+use lucid_client::{Message, ScoredToken, TokenName};
+use lucid_engine::{Mode, Plant, Scorer, SemanticsOptions};
+use lucid_text::{ChatTemplate, Specials, Tokenizer};
+use serde_json::{Map, json};
+
+use super::{Observation, Observed};
+
+/// A checkpoint, opened for comparisons. The model itself is loaded only when it is asked.
+pub(crate) struct Reference {
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+    by_bytes: HashMap<Vec<u8>, TokenId>,
+    threads: Option<usize>,
+}
+
+impl Reference {
+    pub(crate) fn open(files: Files, threads: Option<usize>) -> Result<Reference, String> {
+        let tokenizer = Tokenizer::open(&files).map_err(|error| error.to_string())?;
+        let template = ChatTemplate::open(&files).map_err(|error| error.to_string())?;
+        let checkpoint = Checkpoint::open(files).map_err(|error| error.to_string())?;
+        let ids = (0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX)).map(TokenId);
+        let mut by_bytes = HashMap::new();
+        for id in ids {
+            if let Some(bytes) = tokenizer.bytes(id) {
+                by_bytes.entry(bytes.to_vec()).or_insert(id);
+            }
+        }
+        Ok(Reference { checkpoint, tokenizer, template, by_bytes, threads })
+    }
+
+    /// The ids of the prompt that the checkpoint's own template and tokenizer make of a conversation.
+    pub(crate) fn prompt(&self, messages: &[Message]) -> Result<Vec<TokenId>, String> {
+        let template = self.template.as_ref().ok_or("the checkpoint has no chat template")?;
+        let text = template.render(&json!(messages), None, &Map::new(), true).map_err(|error| error.to_string())?;
+        self.tokenizer.encode(&text, Specials::Recognize).map_err(|error| error.to_string())
+    }
+
+    /// How ids read, for messages.
+    pub(crate) fn text(&self, ids: &[TokenId]) -> String {
+        self.tokenizer.decode(ids, false)
+    }
+
+    /// Loads the model: as the checkpoint says, or with a mistake. Exact arithmetic, and the latent-norm epsilon of the
+    /// config, as vLLM, SGLang and llama.cpp have it.
+    pub(crate) fn scorer(&self, plant: Option<Plant>) -> Result<Scorer, String> {
+        let semantics = SemanticsOptions { mode: Mode::Reference, latent_norm_eps: None, plant };
+        Scorer::new(&self.checkpoint, &semantics, self.threads).map_err(|error| error.to_string())
+    }
+
+    /// Longest sequence that can be scored.
+    pub(crate) fn max_len(&self) -> usize {
+        self.checkpoint.config().max_position_embeddings
+    }
+
+    /// Joins a prompt with what the server said about it and about the tokens that it generated. The sequence ends
+    /// before the first generated token that can't be named for sure.
+    pub(crate) fn observed(&self, prompt: &[TokenId], of_prompt: &[ScoredToken], generated: &[ScoredToken], exchange: usize) -> Observed {
+        let mut observed = Observed { tokens: prompt.to_vec(), observations: Vec::new(), exchange };
+        for (position, scored) in (1..).zip(of_prompt) {
+            observed.observations.push(self.observation(position, scored));
+        }
+        for scored in generated {
+            let Some(id) = self.id(&scored.token) else { break };
+            observed.observations.push(self.observation(observed.tokens.len(), scored));
+            observed.tokens.push(id);
+        }
+        observed
+    }
+
+    fn observation(&self, position: usize, scored: &ScoredToken) -> Observation {
+        let top = scored.top.iter().filter_map(|(name, logprob)| Some((self.id(name)?, *logprob))).collect();
+        Observation { position, logprob: scored.logprob, top }
+    }
+
+    fn id(&self, name: &TokenName) -> Option<TokenId> {
+        match name {
+            TokenName::Id(id) => Some(TokenId(*id)),
+            TokenName::Bytes(bytes) => self.by_bytes.get(bytes).copied(),
+            TokenName::Text(text) if text.contains('\u{fffd}') => None,
+            TokenName::Text(text) => self.by_bytes.get(text.as_bytes()).copied(),
+        }
+    }
+}

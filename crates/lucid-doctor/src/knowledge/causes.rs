@@ -1,0 +1,77 @@
+//! `knowledge/causes.toml`.
+
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+
+use crate::report::Remedy;
+
+/// The whole file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Causes {
+    pub(crate) something_else: f64,
+    #[serde(rename = "cause")]
+    pub(crate) causes: Vec<CauseEntry>,
+}
+
+/// One cause.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CauseEntry {
+    pub(crate) id: String,
+    pub(crate) title: String,
+    pub(crate) prior: f64,
+    pub(crate) next_test: String,
+    pub(crate) remedy: Remedy,
+    pub(crate) evidence: Vec<Weight>,
+}
+
+/// What one finding says about a cause.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Weight {
+    finding: String,
+    pub(crate) weight: f64,
+}
+
+impl Weight {
+    /// Whether this is about that finding; `*` stands for any characters.
+    pub(crate) fn is_about(&self, id: &str) -> bool {
+        match self.finding.split_once('*') {
+            Some((start, end)) => id.len() >= start.len() + end.len() && id.starts_with(start) && id.ends_with(end),
+            None => self.finding == id,
+        }
+    }
+}
+
+static CAUSES: LazyLock<Causes> = LazyLock::new(|| {
+    toml::from_str(include_str!("../../knowledge/causes.toml")).unwrap_or_else(|error| panic!("knowledge/causes.toml: {error}"))
+});
+
+/// The causes, parsed once.
+pub(crate) fn causes() -> &'static Causes {
+    &CAUSES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_is_sound() {
+        let causes = causes();
+        let mut ids: Vec<&str> = causes.causes.iter().map(|cause| cause.id.as_str()).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), causes.causes.len(), "ids are unique");
+        for cause in &causes.causes {
+            assert!(cause.evidence.iter().any(|weight| weight.weight > 0.0), "{} can never be raised", cause.id);
+            assert!(!cause.title.is_empty() && !cause.next_test.is_empty() && !cause.remedy.text.is_empty(), "{}", cause.id);
+            for weight in &cause.evidence {
+                let check = weight.finding.split('/').next().unwrap();
+                assert!(crate::checks::registry().iter().any(|known| known.id() == check), "{}: no check {check}", cause.id);
+            }
+        }
+    }
+}

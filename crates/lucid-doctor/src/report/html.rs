@@ -1,0 +1,194 @@
+//! One self-contained page: no script, no network, everything from outside escaped.
+
+use minijinja::Environment;
+use minijinja::value::Serde;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::terminal::healthy_reason;
+use super::{CheckOutcome, Report, Severity, Verdict};
+use crate::evidence::{Divergence, RungState};
+
+/// Divergence below which an honest server stays, nats a token: `reference.logprobs` decides by it.
+const HONEST: f64 = 0.02;
+
+/// The report as an HTML page.
+///
+/// # Errors
+/// Only if the embedded template itself is broken; its test renders it.
+pub fn render(report: &Report) -> Result<String, minijinja::Error> {
+    let mut environment = Environment::new();
+    // The name's ending turns on HTML escaping.
+    environment.add_template("report.html", include_str!("report.html.jinja"))?;
+    let page = environment.get_template("report.html")?;
+    let of = |info: bool| report.findings.iter().filter(|finding| (finding.severity == Severity::Info) == info).collect::<Vec<_>>();
+    let server = report.subject.server.as_ref().map(|server| {
+        let version = server.version.as_ref().map(|version| format!(" {version}")).unwrap_or_default();
+        format!("{}{version}, model {}", server.dialect.name(), server.model)
+    });
+    let view = json!({
+        "report": report,
+        "verdict": verdict(report),
+        "server": server,
+        "problems": of(false),
+        "facts": of(true),
+        "rungs": rungs(report),
+        "divergence": report.divergence.as_ref().map(headline),
+        "chart": report.divergence.as_ref().map(Chart::new),
+        "checked": checks(report, false),
+        "skipped": checks(report, true),
+        "exchanges": exchanges(report),
+    });
+    page.render(Serde(&view))
+}
+
+fn verdict(report: &Report) -> Value {
+    let reason = match (report.verdict, report.top_cause()) {
+        (Verdict::Faulty, Some(cause)) => format!("{} ({:.0} %)", cause.title, cause.probability * 100.0),
+        (Verdict::Faulty, None) => "Something is wrong, and no single cause stands out".to_owned(),
+        (Verdict::Healthy, _) => healthy_reason(report).to_owned(),
+        (Verdict::Undecided, _) => "The examination could not come to a verdict".to_owned(),
+    };
+    let mut reason = reason.chars();
+    let reason: String = reason.next().into_iter().flat_map(char::to_uppercase).chain(reason).collect();
+    json!({ "class": report.verdict.name(), "word": report.verdict.name(), "reason": reason })
+}
+
+fn rungs(report: &Report) -> Vec<Value> {
+    let percent = |share: f64| (share * 1000.0).round() / 10.0;
+    report
+        .ladder
+        .iter()
+        .map(|rung| {
+            let mark = match rung.state {
+                RungState::Passed => "✓",
+                RungState::Failing => "✗",
+                RungState::Undecided => "?",
+                RungState::Skipped => "–",
+            };
+            json!({
+                "title": rung.title, "state": rung.state, "mark": mark, "rate": rung.rate, "note": rung.note, "cut": rung.cut,
+                "low": percent(rung.rate.low), "width": percent(rung.rate.high - rung.rate.low),
+                "floor": percent(rung.floor), "observed": percent(rung.rate.observed()),
+            })
+        })
+        .collect()
+}
+
+fn headline(divergence: &Divergence) -> Value {
+    let headline = match divergence.decision.as_str() {
+        "same" => "The server computes what the checkpoint says",
+        "different" => "The server does not compute what the checkpoint says",
+        _ => "Not decided",
+    };
+    let numbers = format!(
+        "{} nats a token (95 % interval {} to {}), likeliest token equal or tied at {:.1} % of {} positions; {} of {} prompts",
+        nats(divergence.kl.mean),
+        nats(divergence.kl.low),
+        nats(divergence.kl.high),
+        divergence.top1_agreement * 100.0,
+        divergence.positions,
+        divergence.of,
+        divergence.prompts
+    );
+    let fits: Vec<Value> = divergence
+        .hypotheses
+        .iter()
+        .map(|fit| json!({ "name": fit.name, "outcome": fit.outcome, "shown": nats(fit.kl) }))
+        .collect();
+    json!({ "headline": headline, "numbers": numbers, "hypotheses": fits })
+}
+
+/// Two significant digits, without `e` where people can read it.
+pub(crate) fn nats(value: f64) -> String {
+    match value {
+        value if value >= 1.0 => format!("{value:.2}"),
+        value if value >= 0.001 => format!("{value:.4}"),
+        value if value > 0.0 => format!("{value:.1e}"),
+        _ => "0".to_owned(),
+    }
+}
+
+/// The bar chart of the divergence by position, on a logarithmic scale from 1e-6 to 1 nat.
+#[derive(Serialize)]
+struct Chart {
+    width: f64,
+    height: f64,
+    left: f64,
+    right: f64,
+    bottom: f64,
+    limit: f64,
+    limit_text: String,
+    ticks: Vec<Value>,
+    bars: Vec<Value>,
+}
+
+impl Chart {
+    #[allow(clippy::cast_precision_loss)] // a dozen bars
+    fn new(divergence: &Divergence) -> Chart {
+        let (width, height, left, right, top, bottom) = (880.0, 260.0, 70.0, 870.0, 24.0, 212.0);
+        let y = |kl: f64| {
+            let share = (kl.clamp(1e-6, 1.0).log10() + 6.0) / 6.0;
+            ((bottom - share * (bottom - top)) * 10.0_f64).round() / 10.0
+        };
+        let ticks = [(1e-6, "10⁻⁶"), (1e-5, "10⁻⁵"), (1e-4, "10⁻⁴"), (1e-3, "0.001"), (1e-2, "0.01"), (1e-1, "0.1"), (1.0, "1")];
+        let slot = (right - left) / divergence.by_position.len().max(1) as f64;
+        let bars = divergence.by_position.iter().enumerate().map(|(number, bin)| {
+            let label = if bin.to - bin.from == 1 { bin.from.to_string() } else { format!("{}–{}", bin.from, bin.to - 1) };
+            let wide = (slot * 0.62).min(90.0);
+            json!({
+                "x": ((left + slot * number as f64 + (slot - wide) / 2.0) * 10.0).round() / 10.0, "y": y(bin.kl),
+                "width": wide.round(), "height": (bottom - y(bin.kl)).max(1.5), "over": bin.kl > HONEST,
+                "label": label, "kl": nats(bin.kl), "positions": bin.positions,
+            })
+        });
+        Chart {
+            width,
+            height,
+            left,
+            right,
+            bottom,
+            limit: y(HONEST),
+            limit_text: HONEST.to_string(),
+            ticks: ticks.iter().map(|(kl, label)| json!({ "y": y(*kl), "label": label })).collect(),
+            bars: bars.collect(),
+        }
+    }
+}
+
+fn checks(report: &Report, skipped: bool) -> Vec<Value> {
+    let wanted = report.checks.iter().filter(|check| (check.outcome == CheckOutcome::Skipped) == skipped);
+    wanted
+        .map(|check| {
+            let mark = match check.outcome {
+                CheckOutcome::Passed => "✓",
+                CheckOutcome::Found => "✗",
+                CheckOutcome::Skipped => "–",
+                CheckOutcome::Crashed => "!",
+            };
+            let mut value = serde_json::to_value(check).unwrap_or_default();
+            value["mark"] = mark.into();
+            value
+        })
+        .collect()
+}
+
+fn exchanges(report: &Report) -> Vec<Value> {
+    report
+        .exchanges
+        .iter()
+        .map(|kept| {
+            let exchange = &kept.exchange;
+            let pretty = |text: &str| {
+                let parsed = serde_json::from_str::<Value>(text).ok();
+                parsed.and_then(|value| serde_json::to_string_pretty(&value).ok()).filter(|pretty| pretty.len() < 8_000).unwrap_or_else(|| text.to_owned())
+            };
+            json!({
+                "method": exchange.method, "url": exchange.url, "status": exchange.status.map_or("no answer".to_owned(), |status| status.to_string()),
+                "seconds": exchange.seconds, "check": kept.check, "error": exchange.error,
+                "request": exchange.request.as_ref().map(|request| pretty(&request.to_string())),
+                "body": pretty(&exchange.body), "truncated": exchange.truncated,
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,320 @@
+//! What a diagnosis says. The machine form is [`Report`] as JSON, schema 1.
+
+pub mod html;
+pub mod terminal;
+
+use lucid_client::{Exchange, ServerInfo};
+use serde::{Deserialize, Serialize};
+
+use crate::evidence::{Divergence, RungScore};
+
+/// Version of the JSON form. Fields may be added under the same number; none changes its meaning.
+pub const SCHEMA: u32 = 1;
+
+/// The whole diagnosis.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Version of this form.
+    pub schema: u32,
+    /// Version of Lucid.
+    pub lucid: String,
+    /// When it began, RFC 3339, UTC.
+    pub started: String,
+    /// How long it took.
+    pub seconds: f64,
+    /// What was examined.
+    pub subject: SubjectSummary,
+    /// The verdict.
+    pub verdict: Verdict,
+    /// Why no verdict could be reached, one sentence each; empty unless something stood in the way.
+    pub obstacles: Vec<String>,
+    /// Likely causes, best first.
+    pub causes: Vec<Cause>,
+    /// Probability that none of `causes` is right; 0 when there is nothing to explain.
+    pub something_else: f64,
+    /// All findings, the severest first.
+    pub findings: Vec<Finding>,
+    /// All checks, those that were skipped too.
+    pub checks: Vec<CheckResult>,
+    /// What it cost.
+    pub cost: Cost,
+    /// The ladder's rungs, if it was climbed.
+    pub ladder: Vec<RungScore>,
+    /// The comparison with the reference, if there was one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub divergence: Option<Divergence>,
+    /// Every request and answer. API keys never are part of it.
+    pub exchanges: Vec<KeptExchange>,
+}
+
+/// An exchange, and for which check it was made.
+#[derive(Clone, Debug, Serialize)]
+pub struct KeptExchange {
+    /// The check.
+    pub check: String,
+    /// What was sent and received.
+    #[serde(flatten)]
+    pub exchange: Exchange,
+}
+
+/// What was examined.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct SubjectSummary {
+    /// The server's address.
+    pub endpoint: Option<String>,
+    /// Which server and model answered there.
+    pub server: Option<ServerInfo>,
+    /// The checkpoint's place.
+    pub checkpoint: Option<String>,
+    /// The arithmetic of the reference.
+    pub reference: Option<String>,
+    /// A Python environment (not examined yet).
+    pub env: Option<String>,
+    /// A log (not examined yet).
+    pub log: Option<String>,
+    /// A host (not examined yet).
+    pub host: Option<String>,
+}
+
+/// The overall answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// What was examined is right, as far as it was examined.
+    Healthy,
+    /// Something is wrong.
+    Faulty,
+    /// It could not be decided.
+    Undecided,
+}
+
+impl Verdict {
+    /// As in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::Healthy => "healthy",
+            Verdict::Faulty => "faulty",
+            Verdict::Undecided => "undecided",
+        }
+    }
+}
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// A fact that matters for the causes.
+    Info,
+    /// Something that should be looked at, but doesn't make the deployment wrong.
+    Warning,
+    /// Something is wrong.
+    Error,
+}
+
+/// A sentence somebody can act on.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Finding {
+    /// Names the kind of finding: `endpoint.ladder/fact-low`. Causes refer to it.
+    pub id: String,
+    /// The check that found it.
+    pub check: String,
+    /// How bad.
+    pub severity: Severity,
+    /// How sure, 0 to 1.
+    pub confidence: f64,
+    /// The finding in one sentence.
+    pub title: String,
+    /// More of it.
+    pub detail: String,
+    /// Whether it lies on the path that the served model really takes; `None` if unknown.
+    pub active: Option<bool>,
+    /// What shows it.
+    pub evidence: Vec<Proof>,
+    /// What to do, where the finding alone says it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<Remedy>,
+}
+
+impl Finding {
+    /// A finding of `check`; `slug` tells it from the check's other findings.
+    #[must_use]
+    pub fn new(check: &str, slug: &str, severity: Severity, title: impl Into<String>) -> Finding {
+        Finding {
+            id: format!("{check}/{slug}"),
+            check: check.to_owned(),
+            severity,
+            confidence: 1.0,
+            title: title.into(),
+            detail: String::new(),
+            active: Some(true),
+            evidence: Vec::new(),
+            remedy: None,
+        }
+    }
+
+    /// Adds the explanation.
+    #[must_use]
+    pub fn detail(mut self, detail: impl Into<String>) -> Finding {
+        self.detail = detail.into();
+        self
+    }
+
+    /// Says how sure it is.
+    #[must_use]
+    pub fn confidence(mut self, confidence: f64) -> Finding {
+        self.confidence = confidence;
+        self
+    }
+
+    /// Adds a piece of evidence.
+    #[must_use]
+    pub fn proof(mut self, kind: ProofKind, place: impl Into<String>, text: impl Into<String>) -> Finding {
+        self.evidence.push(Proof { kind, place: place.into(), text: text.into() });
+        self
+    }
+
+    /// Adds what to do.
+    #[must_use]
+    pub fn remedy(mut self, text: impl Into<String>, commands: Vec<String>) -> Finding {
+        self.remedy = Some(Remedy { text: text.into(), commands });
+        self
+    }
+}
+
+/// What a piece of evidence is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProofKind {
+    /// A file, with a line.
+    File,
+    /// A log line.
+    Log,
+    /// A request and its answer; `place` is its number in `exchanges`, from 1.
+    Exchange,
+    /// A measured number with its interval.
+    Number,
+}
+
+/// A piece of evidence.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Proof {
+    /// What it is.
+    pub kind: ProofKind,
+    /// Where it is.
+    #[serde(rename = "where")]
+    pub place: String,
+    /// What it says.
+    pub text: String,
+}
+
+/// What to do about it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Remedy {
+    /// In words.
+    pub text: String,
+    /// Commands to copy.
+    #[serde(default)]
+    pub commands: Vec<String>,
+}
+
+/// A hypothesis about why.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Cause {
+    /// As in the design: `rope-scaling`.
+    pub id: String,
+    /// In words.
+    pub title: String,
+    /// Of all causes and of "something else" together, 1.
+    pub probability: f64,
+    /// Ids of the findings that speak for it.
+    #[serde(rename = "for")]
+    pub supported_by: Vec<String>,
+    /// Ids of the findings that speak against it.
+    pub against: Vec<String>,
+    /// What would separate it from the next likely cause.
+    pub next_test: String,
+    /// What to do.
+    pub remedy: Remedy,
+}
+
+/// How a check ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CheckOutcome {
+    /// Ran, nothing wrong.
+    Passed,
+    /// Ran, and found something of severity warning or error.
+    Found,
+    /// Its evidence is missing, or it can't decide; `reason` says why.
+    Skipped,
+    /// Broke down; that is a result too.
+    Crashed,
+}
+
+/// One check's result.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CheckResult {
+    /// The check.
+    pub id: String,
+    /// How it ended.
+    pub outcome: CheckOutcome,
+    /// What it covered; for a skipped check, what therefore was not covered.
+    pub covered: String,
+    /// Why it was skipped, or how it crashed.
+    pub reason: Option<String>,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// What the diagnosis cost the server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Cost {
+    /// Requests sent.
+    pub requests: u64,
+    /// Prompt tokens, as the server counted them.
+    pub prompt_tokens: u64,
+    /// Generated tokens, as the server counted them.
+    pub completion_tokens: u64,
+}
+
+impl Report {
+    /// The report for a terminal, with colours (a caller that writes elsewhere strips them, or takes
+    /// [`terminal::render`] with a plain style).
+    #[must_use]
+    pub fn to_terminal(&self) -> String {
+        terminal::render(self, terminal::Style::colored(100))
+    }
+
+    /// The machine form, indented.
+    ///
+    /// # Errors
+    /// None in practice: a report holds strings, numbers and lists.
+    pub fn to_json(&self) -> Result<String, serde_json::Error> {
+        serde_json::to_string_pretty(self)
+    }
+
+    /// One self-contained page.
+    ///
+    /// # Errors
+    /// Only if the embedded template itself is broken.
+    pub fn to_html(&self) -> Result<String, minijinja::Error> {
+        html::render(self)
+    }
+
+    /// Exit code: 0 healthy, 1 a finding at or above `fail_on`, 2 could not decide. Findings of severity
+    /// [`Severity::Info`] are facts; they never count.
+    #[must_use]
+    pub fn exit_code(&self, fail_on: Severity) -> u8 {
+        if self.verdict == Verdict::Undecided {
+            return 2;
+        }
+        u8::from(self.findings.iter().any(|finding| finding.severity >= fail_on && finding.severity > Severity::Info))
+    }
+
+    /// The most likely cause, if one stands out: more likely than not.
+    #[must_use]
+    pub fn top_cause(&self) -> Option<&Cause> {
+        self.causes.first().filter(|cause| cause.probability > 0.5)
+    }
+}

@@ -1,0 +1,311 @@
+//! The report for a terminal: verdict first, then why, then what to do.
+
+use std::fmt::Write;
+
+use super::html::nats;
+use super::{Cause, CheckOutcome, Finding, Report, Severity, Verdict};
+use crate::evidence::{Divergence, RungScore, RungState};
+
+/// How to write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Style {
+    color: bool,
+    width: usize,
+}
+
+impl Style {
+    /// Without colour.
+    #[must_use]
+    pub fn plain(width: usize) -> Style {
+        Style { color: false, width: width.clamp(60, 120) }
+    }
+
+    /// With colours. Callers decide (`NO_COLOR`, pipes); `anstream` does it by itself.
+    #[must_use]
+    pub fn colored(width: usize) -> Style {
+        Style { color: true, ..Style::plain(width) }
+    }
+
+    fn paint(self, code: &str, text: &str) -> String {
+        if self.color { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_owned() }
+    }
+
+    fn bold(self, text: &str) -> String {
+        self.paint("1", text)
+    }
+
+    fn dim(self, text: &str) -> String {
+        self.paint("2", text)
+    }
+}
+
+const GREEN: &str = "1;32";
+const RED: &str = "1;31";
+const YELLOW: &str = "1;33";
+
+/// The report as text. Texts from outside lose their control characters, so that they can't steer the terminal.
+#[must_use]
+pub fn render(report: &Report, style: Style) -> String {
+    let mut page = Page { text: String::new(), style };
+    page.verdict(report);
+    page.causes(report);
+    page.findings(report);
+    page.ladder(&report.ladder);
+    if let Some(divergence) = &report.divergence {
+        page.divergence(divergence);
+    }
+    page.checks(report);
+    page.cost(report);
+    page.text
+}
+
+struct Page {
+    text: String,
+    style: Style,
+}
+
+impl Page {
+    fn line(&mut self, text: &str) {
+        self.text.push_str(text);
+        self.text.push('\n');
+    }
+
+    fn heading(&mut self, text: &str) {
+        self.line("");
+        let heading = self.style.bold(text);
+        self.line(&heading);
+    }
+
+    /// Writes `text` wrapped, with `first` before the first line and as many spaces before the others.
+    fn wrapped(&mut self, first: &str, text: &str) {
+        let indent = first.chars().count();
+        for (number, line) in wrap(&clean(text), self.style.width.saturating_sub(indent)).iter().enumerate() {
+            let start = if number == 0 { first.to_owned() } else { " ".repeat(indent) };
+            self.line(&format!("{start}{line}"));
+        }
+    }
+
+    fn verdict(&mut self, report: &Report) {
+        let style = self.style;
+        let (mark, color, text) = match report.verdict {
+            Verdict::Healthy => ("\u{2713}", GREEN, "HEALTHY".to_owned()),
+            Verdict::Faulty => ("\u{2717}", RED, "FAULTY".to_owned()),
+            Verdict::Undecided => ("?", YELLOW, "UNDECIDED".to_owned()),
+        };
+        let reason = match (report.verdict, report.top_cause()) {
+            (Verdict::Faulty, Some(cause)) => format!("{} ({:.0} %)", cause.title, cause.probability * 100.0),
+            (Verdict::Faulty, None) => "something is wrong, and no single cause stands out".to_owned(),
+            (Verdict::Healthy, _) => healthy_reason(report).to_owned(),
+            (Verdict::Undecided, _) => "the examination could not come to a verdict".to_owned(),
+        };
+        self.line(&format!("{}  {}", style.paint(color, &format!("{mark} {text}")), style.bold(&clean(&reason))));
+        let mut subject = Vec::new();
+        if let Some(endpoint) = &report.subject.endpoint {
+            let server = report.subject.server.as_ref().map(|server| {
+                let version = server.version.as_ref().map(|version| format!(" {version}")).unwrap_or_default();
+                format!(" ({}{version}, model {})", server.dialect.name(), server.model)
+            });
+            subject.push(format!("{endpoint}{}", server.unwrap_or_default()));
+        }
+        subject.extend(report.subject.checkpoint.clone());
+        let subject = style.dim(&clean(&subject.join("  against  ")));
+        self.line(&format!("  {subject}"));
+        for obstacle in &report.obstacles {
+            self.wrapped("  ! ", obstacle);
+        }
+    }
+
+    fn causes(&mut self, report: &Report) {
+        if report.causes.is_empty() {
+            if report.verdict == Verdict::Faulty {
+                self.heading("Cause");
+                self.wrapped("  ", "No cause is known for these findings. Nothing is accused without evidence.");
+            }
+            return;
+        }
+        self.heading("Likely causes");
+        for (number, cause) in report.causes.iter().take(4).enumerate() {
+            self.cause(number + 1, cause);
+        }
+        self.line(&format!("  {:>3.0} %  something else", report.something_else * 100.0));
+        if let Some(cause) = report.causes.first() {
+            self.line("");
+            self.wrapped("  What to do: ", &cause.remedy.text);
+            for command in &cause.remedy.commands {
+                let command = self.style.paint("36", &clean(command));
+                self.line(&format!("    $ {command}"));
+            }
+            self.wrapped("  Next test:  ", &cause.next_test);
+        }
+    }
+
+    fn cause(&mut self, number: usize, cause: &Cause) {
+        let share = format!("{:>3.0} %", cause.probability * 100.0);
+        let title = if number == 1 { self.style.bold(&cause.title) } else { cause.title.clone() };
+        let id = self.style.dim(&cause.id);
+        self.line(&format!("  {share}  {title}  {id}"));
+        for (name, ids) in [("for", &cause.supported_by), ("against", &cause.against)] {
+            if !ids.is_empty() {
+                self.wrapped(&format!("           {name:<8} "), &ids.join(", "));
+            }
+        }
+    }
+
+    fn findings(&mut self, report: &Report) {
+        let shown: Vec<&Finding> = report.findings.iter().filter(|finding| finding.severity > Severity::Info).collect();
+        if shown.is_empty() {
+            return;
+        }
+        self.heading("Findings");
+        for finding in shown {
+            let (word, color) = if finding.severity == Severity::Error { ("error  ", RED) } else { ("warning", YELLOW) };
+            let id = self.style.dim(&finding.id);
+            let word = self.style.paint(color, word);
+            self.line(&format!("  {word}  {}  {id}", clean(&finding.title)));
+            if !finding.detail.is_empty() {
+                self.wrapped("           ", &finding.detail);
+            }
+            for proof in &finding.evidence {
+                let kind = format!("{:?}", proof.kind).to_lowercase();
+                self.wrapped("           \u{2022} ", &format!("{kind} {}: {}", proof.place, proof.text));
+            }
+        }
+    }
+
+    fn ladder(&mut self, rungs: &[RungScore]) {
+        if rungs.is_empty() {
+            return;
+        }
+        self.heading("Ladder");
+        for rung in rungs {
+            let (mark, color) = match rung.state {
+                RungState::Passed => ("\u{2713}", GREEN),
+                RungState::Failing => ("\u{2717}", RED),
+                RungState::Undecided => ("?", YELLOW),
+                RungState::Skipped => ("\u{2013}", "2"),
+            };
+            let mark = self.style.paint(color, mark);
+            if rung.state == RungState::Skipped {
+                self.line(&format!("  {mark} {:<30} {}", rung.title, clean(rung.note.as_deref().unwrap_or_default())));
+                continue;
+            }
+            let rate = &rung.rate;
+            let cut = if rung.cut > 0 { format!("  {} cut", rung.cut) } else { String::new() };
+            let unjudged = if rung.unjudged > 0 { format!("  {} not judged", rung.unjudged) } else { String::new() };
+            self.line(&format!(
+                "  {mark} {:<30} {}  {:>2}/{:<2}  {:>3.0}\u{2013}{:<3.0}%{cut}{unjudged}",
+                rung.title,
+                bar(rate.observed(), rung.floor),
+                rate.passed,
+                rate.trials,
+                rate.low * 100.0,
+                rate.high * 100.0
+            ));
+        }
+        let legend = self.style.dim("    \u{2588} right answers, \u{2502} what a healthy model reaches at least, then the 95 % Wilson interval");
+        self.line(&legend);
+    }
+
+    fn divergence(&mut self, divergence: &Divergence) {
+        self.heading("Against the checkpoint");
+        self.line(&format!(
+            "  {} nats a token ({} to {}), likeliest token equal or tied at {:.1} % of {} positions: {}",
+            nats(divergence.kl.mean),
+            nats(divergence.kl.low),
+            nats(divergence.kl.high),
+            divergence.top1_agreement * 100.0,
+            divergence.positions,
+            self.style.bold(&divergence.decision)
+        ));
+        let most = divergence.by_position.iter().map(|bin| bin.kl).fold(0.0, f64::max);
+        let marks = ['\u{2581}', '\u{2582}', '\u{2583}', '\u{2584}', '\u{2585}', '\u{2586}', '\u{2587}', '\u{2588}'];
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // 0..=7
+        let line: String = divergence
+            .by_position
+            .iter()
+            .map(|bin| marks.get(if most > 0.0 { (bin.kl / most * 7.0).round() as usize } else { 0 }).copied().unwrap_or('\u{2588}'))
+            .collect();
+        if let (Some(first), Some(last)) = (divergence.by_position.first(), divergence.by_position.last()) {
+            self.line(&format!("  by position {}\u{2026}{}  {line}  highest {}", first.from, last.to - 1, nats(most)));
+        }
+        for fit in &divergence.hypotheses {
+            self.line(&format!("  if the server made the mistake {:<28} {:>8} nats: {}", fit.name, nats(fit.kl), fit.outcome));
+        }
+        self.wrapped("  reference: ", &divergence.semantics);
+    }
+
+    fn checks(&mut self, report: &Report) {
+        self.heading("What was checked");
+        for check in report.checks.iter().filter(|check| check.outcome != CheckOutcome::Skipped) {
+            let (mark, color) = match check.outcome {
+                CheckOutcome::Passed => ("\u{2713}", GREEN),
+                CheckOutcome::Found => ("\u{2717}", RED),
+                CheckOutcome::Crashed | CheckOutcome::Skipped => ("!", YELLOW),
+            };
+            let mark = self.style.paint(color, mark);
+            let text = check.reason.as_deref().unwrap_or(&check.covered);
+            self.line(&format!("  {mark} {:<25} {:>6.1} s  {}", check.id, check.seconds, clean(text)));
+        }
+        let skipped: Vec<_> = report.checks.iter().filter(|check| check.outcome == CheckOutcome::Skipped).collect();
+        if !skipped.is_empty() {
+            self.heading("What was not checked");
+            for check in skipped {
+                self.wrapped(&format!("  \u{2013} {:<25} ", check.id), check.reason.as_deref().unwrap_or_default());
+            }
+        }
+    }
+
+    fn cost(&mut self, report: &Report) {
+        let cost = &report.cost;
+        let text = format!(
+            "{} requests, {} prompt and {} generated tokens, {:.1} s",
+            cost.requests, cost.prompt_tokens, cost.completion_tokens, report.seconds
+        );
+        let text = self.style.dim(&text);
+        let _ = write!(self.text, "\n{text}\n");
+    }
+}
+
+/// What "healthy" rests on.
+pub(super) fn healthy_reason(report: &Report) -> &'static str {
+    let agrees = report.findings.iter().any(|finding| finding.id == "reference.logprobs/agrees");
+    let warned = report.findings.iter().any(|finding| finding.severity == Severity::Warning);
+    match (agrees, warned) {
+        (true, false) => "the server computes what the checkpoint says",
+        (true, true) => "the server computes what the checkpoint says; see the warnings",
+        (false, false) => "the model answers as it should, as far as it was asked",
+        (false, true) => "the model answers as it should; see the warnings",
+    }
+}
+
+/// `████████│··` in ten cells: the rate, and the floor as a mark.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // rates in 0..=1
+fn bar(rate: f64, floor: f64) -> String {
+    let (filled, mark) = ((rate * 20.0).round() as usize, (floor * 20.0).round() as usize);
+    (0..20).map(|cell| if cell == mark { '\u{2502}' } else if cell < filled { '\u{2588}' } else { '\u{b7}' }).collect()
+}
+
+/// Texts from servers and models, without control characters.
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    let mut length = 0;
+    for word in text.split_whitespace() {
+        let word_length = word.chars().count();
+        if length > 0 && length + 1 + word_length > width {
+            lines.push(String::new());
+            length = 0;
+        }
+        let Some(line) = lines.last_mut() else { break };
+        if length > 0 {
+            line.push(' ');
+            length += 1;
+        }
+        line.push_str(word);
+        length += word_length;
+    }
+    lines
+}

@@ -1,0 +1,78 @@
+//! What is to be diagnosed: whatever the user has.
+
+use std::time::Duration;
+
+use lucid_checkpoint::Files;
+use lucid_client::ApiKey;
+use serde::Serialize;
+
+/// How much to spend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Depth {
+    /// One attempt a prompt, no long needle.
+    Quick,
+    /// Two attempts a prompt.
+    #[default]
+    Standard,
+    /// Four attempts a prompt.
+    Thorough,
+}
+
+impl Depth {
+    /// Attempts at each prompt of a rung: the first is greedy, the others are sampled with their own seeds.
+    #[must_use]
+    pub fn attempts(self) -> u64 {
+        match self {
+            Depth::Quick => 1,
+            Depth::Standard => 2,
+            Depth::Thorough => 4,
+        }
+    }
+
+    /// Prompts that the comparison with the reference may take before it gives up undecided.
+    #[must_use]
+    pub fn most_compared_prompts(self) -> usize {
+        match self {
+            Depth::Quick => 12,
+            Depth::Standard => 24,
+            Depth::Thorough => 48,
+        }
+    }
+}
+
+/// What the user has. Checks whose evidence is missing are skipped, and the report says so.
+#[derive(Debug)]
+pub struct Subject {
+    /// Address of an OpenAI-compatible server: `http://host:port`, with or without `/v1`.
+    pub endpoint: Option<String>,
+    /// The checkpoint that the server should be serving.
+    pub checkpoint: Option<Files>,
+    /// Which of the server's models to ask; `None` takes the only one.
+    pub model: Option<String>,
+    /// Sent as a bearer token; never kept.
+    pub api_key: Option<ApiKey>,
+    /// How much to spend.
+    pub depth: Depth,
+    /// Seeds prompts, secrets and sampling. The same seed asks the same questions.
+    pub seed: u64,
+    /// Limit for one call.
+    pub timeout: Duration,
+    /// Threads of the reference; `None` takes the machine's cores.
+    pub threads: Option<usize>,
+}
+
+impl Default for Subject {
+    fn default() -> Self {
+        Subject {
+            endpoint: None,
+            checkpoint: None,
+            model: None,
+            api_key: None,
+            depth: Depth::default(),
+            seed: 1,
+            timeout: Duration::from_secs(300),
+            threads: None,
+        }
+    }
+}
