@@ -13,9 +13,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let subject = Subject { endpoint: Some(endpoint), checkpoint, depth: Depth::Standard, ..Subject::default() };
     let report = diagnose(subject, &mut |_| {});
     match arguments.next().as_deref() {
-        Some("json") => print!("{}", report.to_json()?),
-        Some("html") => print!("{}", report.to_html()?),
-        _ => print!("{}", report::terminal::render(&report, report::terminal::Style::plain(100))),
+        Some("json") => print!("{}", report::json::render(&report)),
+        Some("html") => print!("{}", report::html::render(&report)?),
+        _ => print!("{}", report::terminal::render(&report, &report::terminal::Style::plain(100))),
     }
     std::process::exit(report.exit_code(lucid_doctor::Severity::Warning).into())
 }

@@ -85,6 +85,8 @@ pub struct RungScore {
     pub id: String,
     /// In words.
     pub title: String,
+    /// What a pass covers.
+    pub covers: String,
     /// Right answers out of the judged ones.
     pub rate: Rate,
     /// A healthy deployment reaches at least this share.

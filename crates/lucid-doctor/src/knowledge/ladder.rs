@@ -22,6 +22,7 @@ pub(crate) struct Ladder {
 pub(crate) struct Rung {
     pub(crate) id: String,
     pub(crate) title: String,
+    /// What a pass covers.
     pub(crate) covers: String,
     pub(crate) judge: Judge,
     pub(crate) floor: f64,

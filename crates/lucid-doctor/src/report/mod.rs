@@ -1,6 +1,7 @@
 //! What a diagnosis says. The machine form is [`Report`] as JSON, schema 1.
 
 pub mod html;
+pub mod json;
 pub mod terminal;
 
 use lucid_client::{Exchange, ServerInfo};
@@ -279,29 +280,6 @@ pub struct Cost {
 }
 
 impl Report {
-    /// The report for a terminal, with colours (a caller that writes elsewhere strips them, or takes
-    /// [`terminal::render`] with a plain style).
-    #[must_use]
-    pub fn to_terminal(&self) -> String {
-        terminal::render(self, terminal::Style::colored(100))
-    }
-
-    /// The machine form, indented.
-    ///
-    /// # Errors
-    /// None in practice: a report holds strings, numbers and lists.
-    pub fn to_json(&self) -> Result<String, serde_json::Error> {
-        serde_json::to_string_pretty(self)
-    }
-
-    /// One self-contained page.
-    ///
-    /// # Errors
-    /// Only if the embedded template itself is broken.
-    pub fn to_html(&self) -> Result<String, minijinja::Error> {
-        html::render(self)
-    }
-
     /// Exit code: 0 healthy, 1 a finding at or above `fail_on`, 2 could not decide. Findings of severity
     /// [`Severity::Info`] are facts; they never count.
     #[must_use]

@@ -20,10 +20,11 @@ impl Style {
         Style { color: false, width: width.clamp(60, 120) }
     }
 
-    /// With colours. Callers decide (`NO_COLOR`, pipes); `anstream` does it by itself.
+    /// With colour if `is_terminal`, unless the environment variable `NO_COLOR` is set to something (no-color.org).
     #[must_use]
-    pub fn colored(width: usize) -> Style {
-        Style { color: true, ..Style::plain(width) }
+    pub fn detect(is_terminal: bool, width: usize) -> Style {
+        let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Style { color: is_terminal && !no_color, ..Style::plain(width) }
     }
 
     fn paint(self, code: &str, text: &str) -> String {
@@ -45,8 +46,8 @@ const YELLOW: &str = "1;33";
 
 /// The report as text. Texts from outside lose their control characters, so that they can't steer the terminal.
 #[must_use]
-pub fn render(report: &Report, style: Style) -> String {
-    let mut page = Page { text: String::new(), style };
+pub fn render(report: &Report, style: &Style) -> String {
+    let mut page = Page { text: String::new(), style: *style };
     page.verdict(report);
     page.causes(report);
     page.findings(report);

@@ -71,6 +71,7 @@ impl Climb {
         let mut score = RungScore {
             id: rung.id.clone(),
             title: rung.title.clone(),
+            covers: rung.covers.clone(),
             rate: wilson(0, 0),
             floor: rung.floor,
             state: RungState::Skipped,
