@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::http::{self, Http};
 use crate::{
-    ApiKey, BaseUrl, ChatAnswer, ChatRequest, CompletionAnswer, CompletionRequest, Dialect, Error, Exchange,
+    AnswerMessage, ApiKey, BaseUrl, ChatAnswer, ChatRequest, CompletionAnswer, CompletionRequest, Dialect, Error, Exchange,
     Message, Reply, ScoredToken, SseParser, StreamedChat, logprobs,
 };
 
@@ -160,8 +160,12 @@ impl Endpoint {
         })
     }
 
-    /// The same, streamed. Frames that break the rules are in the answer.
-    pub fn chat_stream(&self, request: &ChatRequest) -> Reply<StreamedChat> {
+    /// The same, streamed; `each` sees every piece of text as it comes. Frames that break the rules are in the answer.
+    pub fn chat_stream(
+        &self,
+        request: &ChatRequest,
+        mut each: impl FnMut(&AnswerMessage),
+    ) -> Reply<StreamedChat> {
         let mut body = json!(request);
         self.fill_model(&mut body);
         body["stream"] = true.into();
@@ -170,10 +174,10 @@ impl Endpoint {
         let mut streamed = StreamedChat::default();
         let reply =
             self.http.send("POST", &self.base.join("/v1/chat/completions"), Some(&body), |bytes, seconds| {
-                parser.push(bytes, |frame| streamed.push(frame, seconds));
+                parser.push(bytes, |frame| streamed.push(frame, seconds, &mut each));
             });
         let end = reply.exchange.seconds;
-        parser.finish(|frame| streamed.push(frame, end));
+        parser.finish(|frame| streamed.push(frame, end, &mut each));
         reply.and_then(|exchange, _| {
             if streamed.answer.choices.is_empty() && streamed.error.is_none() {
                 return Err(shape(exchange, "the stream has no `choices`"));

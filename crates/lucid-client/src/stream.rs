@@ -109,8 +109,8 @@ pub struct StreamedChat {
 }
 
 impl StreamedChat {
-    /// Adds one frame that arrived `seconds` after the request.
-    pub fn push(&mut self, frame: Frame, seconds: f64) {
+    /// Adds one frame that arrived `seconds` after the request; `each` sees the text that it brought, if any.
+    pub fn push(&mut self, frame: Frame, seconds: f64, each: &mut dyn FnMut(&AnswerMessage)) {
         let chunk = match frame {
             Frame::Done => {
                 self.done = true;
@@ -150,6 +150,7 @@ impl StreamedChat {
             Ok(delta) => {
                 if !delta.content().is_empty() || delta.reasoning().is_some() {
                     self.text_seconds.push(seconds);
+                    each(&delta);
                 }
                 whole.message.push_delta(&delta);
             }

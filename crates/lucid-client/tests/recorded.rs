@@ -65,7 +65,7 @@ fn streams_add_up_to_the_answer() {
         let server = Server::replay(recorded(file));
         let endpoint = connect(&server);
         let streamed = endpoint
-            .chat_stream(&ChatRequest { max_tokens: Some(64), temperature: Some(0.0), ..ask() })
+            .chat_stream(&ChatRequest { max_tokens: Some(64), temperature: Some(0.0), ..ask() }, |_| {})
             .outcome
             .unwrap();
         assert_eq!(streamed.answer.content(), "The capital of France is Paris.", "{file}");
@@ -140,7 +140,7 @@ fn a_stream_with_a_broken_frame_keeps_it() {
     }
     let server = Server::start(move |request| Answer::from_recording(&answers, request));
     let streamed = connect(&server)
-        .chat_stream(&ChatRequest { max_tokens: Some(64), temperature: Some(0.0), ..ask() })
+        .chat_stream(&ChatRequest { max_tokens: Some(64), temperature: Some(0.0), ..ask() }, |_| {})
         .outcome
         .unwrap();
     assert_eq!(streamed.malformed, ["{\"choices\": [{\"delta\": ", "nonsense"]);

@@ -1,0 +1,247 @@
+//! What can be typed.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Serves DeepSeek-V3-family models (Kimi-K2, DeepSeek-V3), and proves that what is being served is the model.
+///
+/// Exit codes: 0 healthy or done, 1 findings, 2 could not decide or could not run.
+#[derive(Parser)]
+#[command(name = "lucid", version, propagate_version = true, arg_required_else_help = true)]
+pub struct Arguments {
+    /// Say more on standard error: -v for requests, -vv for everything
+    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    pub verbose: u8,
+    /// What to do
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// The verbs.
+#[derive(Subcommand)]
+pub enum Verb {
+    /// Serve a model over an OpenAI-compatible API
+    Serve(Serve),
+    /// Talk to a model in the terminal
+    Chat(Chat),
+    /// Find out what is wrong with a deployment
+    Doctor(Doctor),
+    /// Plant known faults, run the doctor on each, and score it
+    Drill(Drill),
+    /// Show what is in a checkpoint
+    Inspect(Inspect),
+    /// See it all in a minute: serve, ask, diagnose, plant a fault, find it
+    Demo(Demo),
+}
+
+/// How the engine computes.
+#[derive(Args, Clone)]
+pub struct EngineArguments {
+    /// Longest sequence, prompt and answer together [default: what the model has]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_model_len: Option<usize>,
+    /// Tokens that the KV cache holds, over all requests
+    #[arg(long, value_name = "TOKENS", default_value_t = 65_536)]
+    pub kv_cache_tokens: usize,
+    /// Requests that decode together
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub max_num_seqs: usize,
+    /// Tokens that one step computes at the most; prompts are cut into chunks
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    pub max_num_batched_tokens: usize,
+    /// Threads that compute [default: one a core]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Arithmetic: serving (bf16 KV cache) or reference (f32 everywhere)
+    #[arg(long, value_enum, default_value_t = ModeArgument::Serving)]
+    pub mode: ModeArgument,
+    /// Epsilon of the latent norms [default: rms_norm_eps, as vLLM; transformers uses 1e-6]
+    #[arg(long, value_name = "EPS")]
+    pub latent_norm_eps: Option<f64>,
+}
+
+/// `--mode`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ModeArgument {
+    /// bf16 KV cache.
+    Serving,
+    /// f32 everywhere.
+    Reference,
+}
+
+/// `lucid serve`
+#[derive(Args)]
+pub struct Serve {
+    /// Checkpoint folder (config.json and *.safetensors) [default: the bundled canary]
+    pub model: Option<PathBuf>,
+    /// Address to listen on
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
+    /// Name of the model in requests [default: the folder's name]
+    #[arg(long, value_name = "NAME")]
+    pub served_model_name: Option<String>,
+    /// How to compute
+    #[command(flatten)]
+    pub engine: EngineArguments,
+    /// Make a known mistake on purpose (see `lucid drill --list`)
+    #[arg(long, value_name = "FAULT", requires = "i_know_this_breaks_the_model")]
+    pub plant: Option<String>,
+    /// Needed for --plant
+    #[arg(long)]
+    pub i_know_this_breaks_the_model: bool,
+}
+
+/// `lucid chat`
+#[derive(Args)]
+pub struct Chat {
+    /// Checkpoint folder, or http(s):// address of a server [default: the bundled canary]
+    pub model: Option<String>,
+    /// Which of the server's models to ask
+    #[arg(long, value_name = "NAME")]
+    pub model_name: Option<String>,
+    /// System prompt
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Answer without reasoning first
+    #[arg(long)]
+    pub no_thinking: bool,
+    /// Sampling temperature [default: the model's]
+    #[arg(long)]
+    pub temperature: Option<f64>,
+    /// Longest answer in tokens [default: what the context holds]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_tokens: Option<u32>,
+    /// Environment variable that holds the API key
+    #[arg(long, value_name = "VARIABLE", default_value = "OPENAI_API_KEY")]
+    pub api_key_env: String,
+}
+
+/// `lucid doctor`
+#[derive(Args)]
+pub struct Doctor {
+    /// Address of an OpenAI-compatible server: http://host:port
+    #[arg(long, value_name = "URL")]
+    pub endpoint: Option<String>,
+    /// The checkpoint that the server should be serving; `canary` is the bundled one
+    #[arg(long, value_name = "FOLDER")]
+    pub checkpoint: Option<PathBuf>,
+    /// Which of the server's models to ask [default: the only one]
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+    /// Environment variable that holds the API key
+    #[arg(long, value_name = "VARIABLE", default_value = "OPENAI_API_KEY")]
+    pub api_key_env: String,
+    /// How much to spend
+    #[arg(long, value_enum, default_value_t = DepthArgument::Standard)]
+    pub depth: DepthArgument,
+    /// Seeds prompts, secrets and sampling
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Limit for one call, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    pub timeout: u64,
+    /// Threads of the reference [default: one a core]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Exit with 1 for findings of this severity or worse
+    #[arg(long, value_enum, default_value_t = SeverityArgument::Error)]
+    pub fail_on: SeverityArgument,
+    /// Print the report as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Also write the report as one self-contained HTML page
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// List the checks and end
+    #[arg(long)]
+    pub list: bool,
+}
+
+/// `--depth`
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DepthArgument {
+    /// One attempt a prompt.
+    Quick,
+    /// Two attempts a prompt.
+    Standard,
+    /// Four attempts a prompt.
+    Thorough,
+}
+
+/// `--fail-on`
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SeverityArgument {
+    /// Every finding.
+    Info,
+    /// Warnings and errors.
+    Warning,
+    /// Errors.
+    Error,
+}
+
+/// `lucid drill`
+#[derive(Args)]
+pub struct Drill {
+    /// Only these faults (`healthy` is a run without one) [default: all]
+    #[arg(value_name = "FAULT")]
+    pub faults: Vec<String>,
+    /// List the faults and the cause that the doctor should say, and end
+    #[arg(long)]
+    pub list: bool,
+    /// Runs of each fault, with different seeds
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub runs: u64,
+    /// First seed
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `lucid inspect`
+#[derive(Args)]
+pub struct Inspect {
+    /// Checkpoint folder [default: the bundled canary]
+    pub model: Option<PathBuf>,
+    /// One row for every tensor, not one for every kind
+    #[arg(long)]
+    pub tensors: bool,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `lucid demo`
+#[derive(Args)]
+pub struct Demo {
+    /// Where to write the report
+    #[arg(long, value_name = "FILE", default_value = "lucid-demo.html")]
+    pub html: PathBuf,
+    /// The fault to plant
+    #[arg(long, value_name = "FAULT", default_value = "rope-half-split")]
+    pub plant: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn a_fault_needs_the_acknowledgement() {
+        assert!(Arguments::try_parse_from(["lucid", "serve", "--plant", "rope-half-split"]).is_err());
+        let acknowledged = ["lucid", "serve", "--plant", "x", "--i-know-this-breaks-the-model"];
+        assert!(Arguments::try_parse_from(acknowledged).is_ok());
+    }
+}

@@ -1,0 +1,54 @@
+//! `lucid drill`: plants known faults one by one, runs the doctor on each, and scores it.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use lucid_drill::{CATALOGUE, Case, Score};
+
+use crate::arguments::Drill;
+use crate::progress::ProgressLine;
+use crate::{bundled, style};
+
+/// Runs the chosen cases.
+pub fn run(arguments: &Drill) -> Result<ExitCode> {
+    if arguments.list {
+        for case in &CATALOGUE {
+            let cause = case.cause.unwrap_or("–");
+            anstream::println!("{:<38} {cause:<20} {}", style::name(case.name), style::dim(case.about));
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let files = bundled::canary();
+    let mut line = ProgressLine::new();
+    let mut outcomes = Vec::new();
+    for case in chosen(&arguments.faults)? {
+        for seed in arguments.seed..arguments.seed.saturating_add(arguments.runs) {
+            let (outcome, _) = lucid_drill::run(&files, bundled::NAME, case, seed, &mut |progress| {
+                line.show(&progress);
+            })?;
+            line.clear();
+            outcomes.push(outcome);
+        }
+    }
+    let score = Score::of(outcomes);
+    if arguments.json {
+        anstream::println!("{}", serde_json::to_string_pretty(&score)?);
+    } else {
+        anstream::print!("{score}");
+    }
+    Ok(ExitCode::from(u8::from(!score.all_right())))
+}
+
+fn chosen(names: &[String]) -> Result<Vec<&'static Case>> {
+    if names.is_empty() {
+        return Ok(CATALOGUE.iter().collect());
+    }
+    let mut cases = Vec::new();
+    for name in names {
+        match lucid_drill::find(name) {
+            Some(case) => cases.push(case),
+            None => bail!("there is no fault {name:?} to plant: see `lucid drill --list`"),
+        }
+    }
+    Ok(cases)
+}

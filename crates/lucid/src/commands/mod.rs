@@ -1,0 +1,8 @@
+//! One file a verb.
+
+pub mod chat;
+pub mod demo;
+pub mod doctor;
+pub mod drill;
+pub mod inspect;
+pub mod serve;

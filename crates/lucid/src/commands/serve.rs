@@ -1,0 +1,67 @@
+//! `lucid serve`: an OpenAI-compatible server on the engine.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use lucid_server::{Server, ServerOptions};
+
+use crate::arguments::Serve;
+use crate::{model, style};
+
+/// Serves until interrupted or terminated.
+pub fn run(arguments: &Serve) -> Result<ExitCode> {
+    let started = Instant::now();
+    let plant = arguments.plant.as_deref().map(model::plant).transpose()?;
+    let path = arguments.model.as_deref();
+    let name = arguments.served_model_name.clone().unwrap_or_else(|| model::default_name(path));
+    let options = model::engine_options(&arguments.engine, plant);
+    let mut server_options = ServerOptions::new(&name);
+    server_options.plant = plant;
+    let files = model::files(path)?;
+    let root = files.root();
+
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
+    let address = format!("{}:{}", arguments.host, arguments.port);
+    let (app, semantics) = model::load(files, &options, server_options)?;
+    runtime.block_on(async {
+        let server = Server::bind(&address, app).await?;
+        anstream::eprintln!(
+            "{} {} from {root} at {} ({:.1} s)",
+            style::good("serving"),
+            style::heading(&name),
+            style::name(format!("http://{}/v1", server.local_addr())),
+            started.elapsed().as_secs_f64()
+        );
+        anstream::eprintln!("{}", style::dim(semantics));
+        if let Some(plant) = plant {
+            anstream::eprintln!(
+                "{} {plant}: the answers are wrong on purpose",
+                style::error("planted fault")
+            );
+        }
+        server.run(interrupted()).await;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// Ends with Ctrl-C or SIGTERM.
+async fn interrupted() {
+    let interrupt = tokio::signal::ctrl_c();
+    #[cfg(unix)]
+    match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
+        Ok(mut terminate) => {
+            tokio::select! {
+                _ = interrupt => {}
+                _ = terminate.recv() => {}
+            }
+            return;
+        }
+        Err(error) => tracing::warn!(%error, "SIGTERM will end the server without finishing requests"),
+    }
+    if let Err(error) = interrupt.await {
+        tracing::warn!(%error, "Ctrl-C can't be caught");
+        std::future::pending::<()>().await;
+    }
+}

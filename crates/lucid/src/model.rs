@@ -1,0 +1,76 @@
+//! From a path (or none) to a model that can be served.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use lucid_checkpoint::{Checkpoint, Files};
+use lucid_engine::{Engine, EngineOptions, Mode, Semantics, SemanticsOptions};
+use lucid_server::{App, Plant, ServerOptions};
+use lucid_text::{ChatTemplate, Tokenizer};
+
+use crate::arguments::{EngineArguments, ModeArgument};
+use crate::bundled;
+
+/// The files of a model folder; the bundled canary for none, or for its name if no such folder exists.
+pub fn files(model: Option<&Path>) -> Result<Files> {
+    match model {
+        None => Ok(bundled::canary()),
+        Some(path) if path.as_os_str() == bundled::NAME && !path.exists() => Ok(bundled::canary()),
+        Some(path) => Ok(Files::open(path)?),
+    }
+}
+
+/// What a model is called when nobody says: the folder's name.
+pub fn default_name(model: Option<&Path>) -> String {
+    let canonical = model.and_then(|path| path.canonicalize().ok());
+    let name = canonical.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+    name.unwrap_or_else(|| bundled::NAME.to_owned())
+}
+
+/// The engine's options from the command line.
+pub fn engine_options(arguments: &EngineArguments, plant: Option<Plant>) -> EngineOptions {
+    EngineOptions {
+        semantics: SemanticsOptions {
+            mode: match arguments.mode {
+                ModeArgument::Serving => Mode::Serving,
+                ModeArgument::Reference => Mode::Reference,
+            },
+            latent_norm_eps: arguments.latent_norm_eps,
+            plant: match plant {
+                Some(Plant::Engine(plant)) => Some(plant),
+                _ => None,
+            },
+        },
+        max_model_len: arguments.max_model_len,
+        kv_cache_tokens: arguments.kv_cache_tokens,
+        max_running: arguments.max_num_seqs,
+        max_step_tokens: arguments.max_num_batched_tokens,
+        threads: arguments.threads,
+        ..EngineOptions::default()
+    }
+}
+
+/// The fault of that name.
+pub fn plant(name: &str) -> Result<Plant> {
+    match Plant::from_name(name) {
+        Some(plant) => Ok(plant),
+        None => {
+            let names: Vec<&str> = Plant::ALL.iter().map(|plant| plant.name()).collect();
+            bail!("there is no fault {name:?} to plant: choose one of {}", names.join(", "))
+        }
+    }
+}
+
+/// Loads everything that a server needs, and says what it computes with.
+pub fn load(files: Files, engine: &EngineOptions, server: ServerOptions) -> Result<(App, Semantics)> {
+    let tokenizer = Tokenizer::open(&files)?;
+    let template = ChatTemplate::open(&files)?;
+    let checkpoint = Checkpoint::open(files)?;
+    for notice in checkpoint.notices() {
+        tracing::warn!("{notice}");
+    }
+    let engine = Engine::start(&checkpoint, engine)
+        .with_context(|| format!("cannot load {}", checkpoint.files().root()))?;
+    let semantics = engine.semantics().clone();
+    Ok((App::new(engine, tokenizer, template, &checkpoint, server), semantics))
+}

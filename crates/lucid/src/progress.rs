@@ -1,0 +1,49 @@
+//! One line on standard error that says what the doctor is doing; nothing where nobody looks.
+
+use std::io::{IsTerminal, Write};
+
+use lucid_doctor::Progress;
+
+/// The line.
+pub struct ProgressLine {
+    visible: bool,
+    shown: bool,
+}
+
+impl ProgressLine {
+    /// A line that appears if standard error is a terminal.
+    pub fn new() -> ProgressLine {
+        ProgressLine { visible: std::io::stderr().is_terminal(), shown: false }
+    }
+
+    /// Shows what happens.
+    pub fn show(&mut self, progress: &Progress) {
+        let text = match progress {
+            Progress::Started { check } => (*check).to_owned(),
+            Progress::Step { check, done, of, text } => format!("{check} {done}/{of} {text}"),
+            Progress::Finished { .. } => return,
+        };
+        if self.visible {
+            // Standard error may be closed; then nobody misses the line.
+            let _ = write!(std::io::stderr(), "\r\x1b[K{}", shorten(&text));
+            self.shown = true;
+        }
+    }
+
+    /// Removes the line.
+    pub fn clear(&mut self) {
+        if std::mem::take(&mut self.shown) {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+/// A line that wraps can't be removed; 78 characters fit every terminal.
+fn shorten(text: &str) -> String {
+    let mut line: String = text.chars().filter(|c| !c.is_control()).take(78).collect();
+    if text.chars().count() > 78 {
+        line.pop();
+        line.push('…');
+    }
+    line
+}
