@@ -128,10 +128,10 @@ struct Loader<'a> {
 impl Loader<'_> {
     fn matrix(&self, module: &str, rows: usize, cols: usize) -> Result<Matrix, Error> {
         let mut matrix = self.checkpoint.matrix(module, rows, cols)?;
-        if self.plant == Some(Plant::Nvfp4GlobalScaleInverted) {
-            if let Packed::Nvfp4 { global_scale, .. } = &mut matrix.packed {
-                *global_scale = 1.0 / *global_scale;
-            }
+        if self.plant == Some(Plant::Nvfp4GlobalScaleInverted)
+            && let Packed::Nvfp4 { global_scale, .. } = &mut matrix.packed
+        {
+            *global_scale = 1.0 / *global_scale;
         }
         Ok(matrix)
     }

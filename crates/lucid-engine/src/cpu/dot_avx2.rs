@@ -253,9 +253,9 @@ unsafe fn tile<'a, L: Load<'a>, const R: usize, const T: usize>(
         // SAFETY: the block is inside `cols`, which every row and vector has.
         unsafe {
             let weights: [[__m256; 2]; R] = loads.map(|load| load.load(block));
-            for half in 0..2 {
+            for (half, start) in [block * BLOCK, block * BLOCK + LANES].into_iter().enumerate() {
                 for t in 0..T {
-                    let x = _mm256_loadu_ps(xs[t].as_ptr().add(block * BLOCK + half * LANES));
+                    let x = _mm256_loadu_ps(xs[t].as_ptr().add(start));
                     for r in 0..R {
                         sums[r][t] = _mm256_fmadd_ps(weights[r][half], x, sums[r][t]);
                     }

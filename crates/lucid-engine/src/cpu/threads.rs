@@ -109,7 +109,7 @@ impl Threads {
         while shared.unfinished.load(Ordering::Acquire) != 0 {
             spins += 1;
             // On a busy machine the worker may have lost its core: let it have this one.
-            if spins % 1024 == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+            if spins.is_multiple_of(1024) { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
         let there = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         match (here, there) {
