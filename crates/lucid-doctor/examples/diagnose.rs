@@ -9,8 +9,13 @@ use lucid_doctor::{Depth, Subject, diagnose, report};
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let endpoint = arguments.next().ok_or("diagnose URL [CHECKPOINT] [terminal|json|html]")?;
-    let checkpoint = arguments.next().filter(|folder| !folder.is_empty()).map(|folder| lucid_checkpoint::Files::open(Path::new(&folder))).transpose()?;
-    let subject = Subject { endpoint: Some(endpoint), checkpoint, depth: Depth::Standard, ..Subject::default() };
+    let checkpoint = arguments
+        .next()
+        .filter(|folder| !folder.is_empty())
+        .map(|folder| lucid_checkpoint::Files::open(Path::new(&folder)))
+        .transpose()?;
+    let subject =
+        Subject { endpoint: Some(endpoint), checkpoint, depth: Depth::Standard, ..Subject::default() };
     let report = diagnose(subject, &mut |_| {});
     match arguments.next().as_deref() {
         Some("json") => print!("{}", report::json::render(&report)),

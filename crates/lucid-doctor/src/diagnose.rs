@@ -48,7 +48,8 @@ pub fn diagnose(mut subject: Subject, progress: &mut dyn FnMut(Progress)) -> Rep
         summary.checkpoint = Some(files.root());
         Reference::open(files, subject.threads).map_err(|error| evidence.obstacles.push(error)).ok()
     });
-    let mut examination = Examination { subject: &subject, endpoint: None, reference, evidence, check: "", progress };
+    let mut examination =
+        Examination { subject: &subject, endpoint: None, reference, evidence, check: "", progress };
     let (mut findings, mut results) = (Vec::new(), Vec::new());
     for check in checks::registry() {
         let (result, found) = run(check.as_ref(), &mut examination, has_checkpoint);
@@ -61,7 +62,11 @@ pub fn diagnose(mut subject: Subject, progress: &mut dyn FnMut(Progress)) -> Rep
     assemble(started, clock, summary, evidence, findings, results)
 }
 
-fn run(check: &dyn Check, examination: &mut Examination<'_>, has_checkpoint: bool) -> (CheckResult, Vec<Finding>) {
+fn run(
+    check: &dyn Check,
+    examination: &mut Examination<'_>,
+    has_checkpoint: bool,
+) -> (CheckResult, Vec<Finding>) {
     let id = check.id();
     let clock = Instant::now();
     let result = |outcome, covered: String, reason| CheckResult {
@@ -80,7 +85,10 @@ fn run(check: &dyn Check, examination: &mut Examination<'_>, has_checkpoint: boo
         Need::Address | Need::Server | Need::Checkpoint => None,
     });
     if let Some(missing) = missing {
-        return (result(CheckOutcome::Skipped, check.covers().to_owned(), Some(missing.to_owned())), Vec::new());
+        return (
+            result(CheckOutcome::Skipped, check.covers().to_owned(), Some(missing.to_owned())),
+            Vec::new(),
+        );
     }
     examination.check = id;
     (examination.progress)(Progress::Started { check: id });
@@ -91,10 +99,18 @@ fn run(check: &dyn Check, examination: &mut Examination<'_>, has_checkpoint: boo
             let found = findings.iter().any(|finding| finding.severity > Severity::Info);
             (result(if found { CheckOutcome::Found } else { CheckOutcome::Passed }, covered, None), findings)
         }
-        Ok(Err(Skip(reason))) => (result(CheckOutcome::Skipped, check.covers().to_owned(), Some(reason)), Vec::new()),
+        Ok(Err(Skip(reason))) => {
+            (result(CheckOutcome::Skipped, check.covers().to_owned(), Some(reason)), Vec::new())
+        }
         Err(panic) => {
-            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned()).or_else(|| panic.downcast_ref::<String>().cloned());
-            let reason = format!("the check itself broke down: {}. Please report it", text.unwrap_or_else(|| "no message".to_owned()));
+            let text = panic
+                .downcast_ref::<&str>()
+                .map(|text| (*text).to_owned())
+                .or_else(|| panic.downcast_ref::<String>().cloned());
+            let reason = format!(
+                "the check itself broke down: {}. Please report it",
+                text.unwrap_or_else(|| "no message".to_owned())
+            );
             (result(CheckOutcome::Crashed, check.covers().to_owned(), Some(reason)), Vec::new())
         }
     };
@@ -135,7 +151,9 @@ fn assemble(
 /// Faulty if a check found an error in the subject; undecided if something stood in the way, or if no check that looks at
 /// the model's output came to an end; else healthy.
 fn verdict(findings: &[Finding], checks: &[CheckResult], obstacles: &[String]) -> Verdict {
-    let error = findings.iter().any(|finding| finding.severity == Severity::Error && finding.check != "endpoint.liveness");
+    let error = findings
+        .iter()
+        .any(|finding| finding.severity == Severity::Error && finding.check != "endpoint.liveness");
     let decisive = |check: &CheckResult| {
         matches!(check.id.as_str(), "endpoint.ladder" | "reference.logprobs")
             && matches!(check.outcome, CheckOutcome::Passed | CheckOutcome::Found)

@@ -48,7 +48,10 @@ pub fn rank(findings: &[Finding]) -> Ranking {
         next_test: cause.next_test.clone(),
         remedy: cause.remedy.clone(),
     });
-    Ranking { causes: causes.filter(|cause| cause.probability >= LEAST).collect(), something_else: table.something_else.exp() / total }
+    Ranking {
+        causes: causes.filter(|cause| cause.probability >= LEAST).collect(),
+        something_else: table.something_else.exp() / total,
+    }
 }
 
 #[cfg(test)]
@@ -61,7 +64,9 @@ mod tests {
             .iter()
             .map(|id| {
                 let (check, slug) = id.split_once('/').unwrap();
-                let info = ["agrees", "separates", "coherent", "excluded", "only-long"].iter().any(|word| slug.contains(word));
+                let info = ["agrees", "separates", "coherent", "excluded", "only-long"]
+                    .iter()
+                    .any(|word| slug.contains(word));
                 Finding::new(check, slug, if info { Severity::Info } else { Severity::Error }, "")
             })
             .collect();
@@ -80,7 +85,11 @@ mod tests {
             ("router-bias-missing", "moe-routing"),
             ("nvfp4-global-scale-inverted", "quantization-loader"),
         ] {
-            let mut ids: Vec<String> = vec!["reference.logprobs/differs".into(), "endpoint.ladder/incoherent".into(), format!("reference.hypotheses/{fits}-fits")];
+            let mut ids: Vec<String> = vec![
+                "reference.logprobs/differs".into(),
+                "endpoint.ladder/incoherent".into(),
+                format!("reference.hypotheses/{fits}-fits"),
+            ];
             for other in ["rope-half-split", "router-bias-missing", "nvfp4-global-scale-inverted"] {
                 if other != fits {
                     ids.push(format!("reference.hypotheses/{other}-excluded"));
@@ -96,7 +105,10 @@ mod tests {
     #[test]
     fn parser_and_budget_are_not_numerics() {
         let agreeing = ["reference.logprobs/agrees", "reference.prompt-tokens/agrees"];
-        assert_eq!(top(&[&["endpoint.budget/answer-inside-reasoning"], &agreeing[..]].concat()).0, "reasoning-parser");
+        assert_eq!(
+            top(&[&["endpoint.budget/answer-inside-reasoning"], &agreeing[..]].concat()).0,
+            "reasoning-parser"
+        );
         assert_eq!(top(&[&["endpoint.budget/answers-cut"], &agreeing[..]].concat()).0, "reasoning-budget");
         assert_eq!(top(&["reference.prompt-tokens/differs"]).0, "chat-template");
     }
@@ -114,14 +126,20 @@ mod tests {
 
     #[test]
     fn healthy_has_nothing_to_explain() {
-        let ranking = rank_ids(&["reference.logprobs/agrees", "endpoint.ladder/coherent", "endpoint.budget/separates"]);
+        let ranking =
+            rank_ids(&["reference.logprobs/agrees", "endpoint.ladder/coherent", "endpoint.budget/separates"]);
         assert_eq!(ranking, Ranking { causes: vec![], something_else: 0.0 });
     }
 
     #[test]
     fn probabilities_add_up() {
-        let ranking = rank_ids(&["reference.logprobs/differs", "endpoint.ladder/only-long-fails", "endpoint.ladder/long-needle-low"]);
-        let sum: f64 = ranking.causes.iter().map(|cause| cause.probability).sum::<f64>() + ranking.something_else;
+        let ranking = rank_ids(&[
+            "reference.logprobs/differs",
+            "endpoint.ladder/only-long-fails",
+            "endpoint.ladder/long-needle-low",
+        ]);
+        let sum: f64 =
+            ranking.causes.iter().map(|cause| cause.probability).sum::<f64>() + ranking.something_else;
         assert!(sum <= 1.0 + 1e-9 && sum > 0.9, "{sum}");
     }
 }

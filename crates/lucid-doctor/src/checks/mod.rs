@@ -84,6 +84,11 @@ pub struct CheckInfo {
 /// Every check, in the order in which they run.
 #[must_use]
 pub fn list() -> Vec<CheckInfo> {
-    let info = |check: &dyn Check| CheckInfo { id: check.id(), needs: check.needs(), covers: check.covers(), cost: check.cost() };
+    let info = |check: &dyn Check| CheckInfo {
+        id: check.id(),
+        needs: check.needs(),
+        covers: check.covers(),
+        cost: check.cost(),
+    };
     registry().iter().map(|check| info(check.as_ref())).collect()
 }

@@ -30,6 +30,8 @@ pub(crate) struct Answer {
     pub(crate) length: bool,
     pub(crate) completion_tokens: Option<u64>,
     pub(crate) max_tokens: u32,
+    /// Whether the judge found the right answer in it, in whichever field.
+    pub(crate) right: bool,
 }
 
 impl Answer {
@@ -44,7 +46,7 @@ impl Answer {
             (true, false, true) => AnswerKind::Empty,
         };
         let completion_tokens = answer.usage.map(|usage| usage.completion_tokens);
-        Answer { kind, exchange, content, reasoning, length, completion_tokens, max_tokens }
+        Answer { kind, exchange, content, reasoning, length, completion_tokens, max_tokens, right: false }
     }
 
     /// The text that answers the question, wherever the server put it.

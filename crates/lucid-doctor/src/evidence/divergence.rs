@@ -51,7 +51,8 @@ impl PromptScore {
     /// Mean divergence of the prompt's positions, each cut at 1 nat; NaN without positions.
     #[allow(clippy::cast_precision_loss)] // counts of tokens
     pub(crate) fn mean_kl(&self) -> f64 {
-        self.positions.iter().map(|position| position.kl.min(CUT_KL)).sum::<f64>() / self.positions.len() as f64
+        self.positions.iter().map(|position| position.kl.min(CUT_KL)).sum::<f64>()
+            / self.positions.len() as f64
     }
 }
 
@@ -63,7 +64,8 @@ pub(crate) fn compare(scorer: &mut Scorer, observed: &Observed) -> Result<Prompt
     let context = observed.tokens.get(..last).unwrap_or(&observed.tokens);
     scorer.score(context, |position, logprobs| {
         // `logprobs` is the distribution of the token after `position`.
-        while let Some(observation) = observations.next_if(|observation| observation.position <= position + 1) {
+        while let Some(observation) = observations.next_if(|observation| observation.position <= position + 1)
+        {
             let token = observed.tokens.get(observation.position);
             if observation.position == position + 1
                 && let Some(token) = token
@@ -101,10 +103,13 @@ fn compare_position(observation: &Observation, token: TokenId, reference: &[f32]
     }
     let best = |mut pairs: Box<dyn Iterator<Item = (TokenId, f64)> + '_>| {
         let first = pairs.next();
-        pairs.fold(first, |best, next| if best.is_none_or(|best| next.1 > best.1) { Some(next) } else { best }).map(|(id, _)| id)
+        pairs
+            .fold(first, |best, next| if best.is_none_or(|best| next.1 > best.1) { Some(next) } else { best })
+            .map(|(id, _)| id)
     };
     let server_best = best(Box::new(observation.top.iter().copied().chain([own])));
-    let our_best = best(Box::new((0_u32..).zip(reference).map(|(id, logprob)| (TokenId(id), f64::from(*logprob)))));
+    let our_best =
+        best(Box::new((0_u32..).zip(reference).map(|(id, logprob)| (TokenId(id), f64::from(*logprob)))));
     PositionScore {
         position: observation.position,
         kl: if kl.is_nan() { f64::INFINITY } else { kl.max(0.0) },
@@ -122,7 +127,7 @@ const FLOOR: f64 = -30.0;
 /// The comparison with the reference, for the report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Divergence {
-    /// What was decided: `same`, `different`, `open`.
+    /// What was decided: `same`, `different`, `open`, or `mistaken`: nearly the same, but nearer to a known mistake.
     pub decision: String,
     /// Prompts compared.
     pub prompts: usize,

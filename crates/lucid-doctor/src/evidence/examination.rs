@@ -2,7 +2,7 @@
 
 use lucid_client::{ChatAnswer, ChatRequest, Endpoint, Error, Exchange, Reply, Usage};
 
-use super::{Answer, Divergence, Observed, Reference, RungScore};
+use super::{Answer, Divergence, Observed, PromptScore, Reference, RungScore};
 use crate::diagnose::Progress;
 use crate::report::{Cost, KeptExchange};
 use crate::subject::Subject;
@@ -17,7 +17,8 @@ pub(crate) struct Evidence {
     pub(crate) cost: Cost,
     pub(crate) answers: Vec<Answer>,
     pub(crate) ladder: Vec<RungScore>,
-    pub(crate) observed: Vec<Observed>,
+    /// Compared answers, and how far each is from the reference.
+    pub(crate) observed: Vec<(Observed, PromptScore)>,
     pub(crate) divergence: Option<Divergence>,
     /// What stood in the way of the diagnosis itself.
     pub(crate) obstacles: Vec<String>,
@@ -69,7 +70,11 @@ impl Examination<'_> {
     }
 
     /// Asks in chat form.
-    pub(crate) fn chat(&mut self, endpoint: &Endpoint, request: &ChatRequest) -> (usize, Result<ChatAnswer, Error>) {
+    pub(crate) fn chat(
+        &mut self,
+        endpoint: &Endpoint,
+        request: &ChatRequest,
+    ) -> (usize, Result<ChatAnswer, Error>) {
         self.take(endpoint.chat(request))
     }
 }

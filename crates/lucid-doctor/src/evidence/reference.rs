@@ -37,7 +37,8 @@ impl Reference {
     /// The ids of the prompt that the checkpoint's own template and tokenizer make of a conversation.
     pub(crate) fn prompt(&self, messages: &[Message]) -> Result<Vec<TokenId>, String> {
         let template = self.template.as_ref().ok_or("the checkpoint has no chat template")?;
-        let text = template.render(&json!(messages), None, &Map::new(), true).map_err(|error| error.to_string())?;
+        let text =
+            template.render(&json!(messages), None, &Map::new(), true).map_err(|error| error.to_string())?;
         self.tokenizer.encode(&text, Specials::Recognize).map_err(|error| error.to_string())
     }
 
@@ -60,7 +61,13 @@ impl Reference {
 
     /// Joins a prompt with what the server said about it and about the tokens that it generated. The sequence ends
     /// before the first generated token that can't be named for sure.
-    pub(crate) fn observed(&self, prompt: &[TokenId], of_prompt: &[ScoredToken], generated: &[ScoredToken], exchange: usize) -> Observed {
+    pub(crate) fn observed(
+        &self,
+        prompt: &[TokenId],
+        of_prompt: &[ScoredToken],
+        generated: &[ScoredToken],
+        exchange: usize,
+    ) -> Observed {
         let mut observed = Observed { tokens: prompt.to_vec(), observations: Vec::new(), exchange };
         for (position, scored) in (1..).zip(of_prompt) {
             observed.observations.push(self.observation(position, scored));

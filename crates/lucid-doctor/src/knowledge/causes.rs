@@ -39,14 +39,17 @@ impl Weight {
     /// Whether this is about that finding; `*` stands for any characters.
     pub(crate) fn is_about(&self, id: &str) -> bool {
         match self.finding.split_once('*') {
-            Some((start, end)) => id.len() >= start.len() + end.len() && id.starts_with(start) && id.ends_with(end),
+            Some((start, end)) => {
+                id.len() >= start.len() + end.len() && id.starts_with(start) && id.ends_with(end)
+            }
             None => self.finding == id,
         }
     }
 }
 
 static CAUSES: LazyLock<Causes> = LazyLock::new(|| {
-    toml::from_str(include_str!("../../knowledge/causes.toml")).unwrap_or_else(|error| panic!("knowledge/causes.toml: {error}"))
+    toml::from_str(include_str!("../../knowledge/causes.toml"))
+        .unwrap_or_else(|error| panic!("knowledge/causes.toml: {error}"))
 });
 
 /// The causes, parsed once.
@@ -66,11 +69,23 @@ mod tests {
         ids.dedup();
         assert_eq!(ids.len(), causes.causes.len(), "ids are unique");
         for cause in &causes.causes {
-            assert!(cause.evidence.iter().any(|weight| weight.weight > 0.0), "{} can never be raised", cause.id);
-            assert!(!cause.title.is_empty() && !cause.next_test.is_empty() && !cause.remedy.text.is_empty(), "{}", cause.id);
+            assert!(
+                cause.evidence.iter().any(|weight| weight.weight > 0.0),
+                "{} can never be raised",
+                cause.id
+            );
+            assert!(
+                !cause.title.is_empty() && !cause.next_test.is_empty() && !cause.remedy.text.is_empty(),
+                "{}",
+                cause.id
+            );
             for weight in &cause.evidence {
                 let check = weight.finding.split('/').next().unwrap();
-                assert!(crate::checks::registry().iter().any(|known| known.id() == check), "{}: no check {check}", cause.id);
+                assert!(
+                    crate::checks::registry().iter().any(|known| known.id() == check),
+                    "{}: no check {check}",
+                    cause.id
+                );
             }
         }
     }

@@ -55,7 +55,10 @@ pub(crate) struct LadderPrompt {
 
 impl LadderPrompt {
     pub(crate) fn cases(&self) -> Vec<Case> {
-        self.cases.iter().map(|(arguments, expected)| Case { arguments: arguments.clone(), expected: expected.clone() }).collect()
+        self.cases
+            .iter()
+            .map(|(arguments, expected)| Case { arguments: arguments.clone(), expected: expected.clone() })
+            .collect()
     }
 }
 
@@ -88,7 +91,8 @@ pub(crate) struct Haystack {
 }
 
 static LADDER: LazyLock<Ladder> = LazyLock::new(|| {
-    toml::from_str(include_str!("../../knowledge/ladder.toml")).unwrap_or_else(|error| panic!("knowledge/ladder.toml: {error}"))
+    toml::from_str(include_str!("../../knowledge/ladder.toml"))
+        .unwrap_or_else(|error| panic!("knowledge/ladder.toml: {error}"))
 });
 
 /// The ladder, parsed once.
@@ -109,14 +113,22 @@ mod tests {
             for prompt in &rung.prompts {
                 assert_eq!(prompt.cases.is_empty(), rung.judge != Judge::Python, "{}", rung.id);
                 if rung.judge == Judge::Json {
-                    assert!(serde_json::from_str::<Value>(&prompt.answer).unwrap().is_object(), "{}", rung.id);
+                    assert!(
+                        serde_json::from_str::<Value>(&prompt.answer).unwrap().is_object(),
+                        "{}",
+                        rung.id
+                    );
                 }
             }
         }
         // A needle's key must not stand in the hay.
         for rung in ladder.rungs.iter().filter(|rung| rung.needle_sentences.is_some()) {
             for prompt in &rung.prompts {
-                assert!(prompt.user.contains(&prompt.answer) && !ladder.haystack.places.contains(&prompt.answer), "{}", prompt.answer);
+                assert!(
+                    prompt.user.contains(&prompt.answer) && !ladder.haystack.places.contains(&prompt.answer),
+                    "{}",
+                    prompt.answer
+                );
             }
         }
     }

@@ -4,7 +4,12 @@ use crate::knowledge::Haystack;
 use crate::statistics::Random;
 
 /// `sentences` sentences with the needle between 10 % and 90 % of them. The secret is fresh: it can't have been learnt.
-pub(super) fn hide(haystack: &Haystack, key: &str, sentences: usize, random: &mut Random) -> (String, String) {
+pub(super) fn hide(
+    haystack: &Haystack,
+    key: &str,
+    sentences: usize,
+    random: &mut Random,
+) -> (String, String) {
     let secret = format!("{}", 10_000 + random.below(90_000));
     let place = sentences / 10 + random.below(sentences * 8 / 10 + 1);
     let mut text = Vec::with_capacity(sentences + 1);

@@ -25,7 +25,9 @@ pub(crate) fn judge(kind: Judge, text: &str, expected: &str, cases: &[Case]) -> 
         Judge::Contains => wrong(format!("\u{201c}{expected}\u{201d} is not in the answer")),
         Judge::Number if numbers(text).any(|number| number == expected) => Judged::Right,
         Judge::Number => wrong(format!("the number {expected} is not in the answer")),
-        Judge::UpperCase if !has_word(text, expected) => wrong(format!("\u{201c}{expected}\u{201d} is not in the answer")),
+        Judge::UpperCase if !has_word(text, expected) => {
+            wrong(format!("\u{201c}{expected}\u{201d} is not in the answer"))
+        }
         Judge::UpperCase => match text.chars().find(|c| c.is_lowercase()) {
             Some(_) => wrong("the answer has lower-case letters".to_owned()),
             None => Judged::Right,
@@ -59,7 +61,11 @@ fn numbers(text: &str) -> impl Iterator<Item = String> {
             joined.push(c);
         }
     }
-    let parts: Vec<String> = joined.split(|c: char| !c.is_ascii_digit()).filter(|part| !part.is_empty()).map(str::to_owned).collect();
+    let parts: Vec<String> = joined
+        .split(|c: char| !c.is_ascii_digit())
+        .filter(|part| !part.is_empty())
+        .map(str::to_owned)
+        .collect();
     parts.into_iter()
 }
 
@@ -70,10 +76,13 @@ fn json(text: &str, expected: &str) -> Judged {
         let mut values = serde_json::Deserializer::from_str(text.get(at..)?).into_iter::<Value>();
         values.next()?.ok()
     });
-    let Some(object) = object else { return Judged::Wrong("there is no JSON object in the answer".to_owned()) };
+    let Some(object) = object else {
+        return Judged::Wrong("there is no JSON object in the answer".to_owned());
+    };
     for (name, value) in expected.as_object().into_iter().flatten() {
         let found = object.get(name);
-        let same = found == Some(value) || found.and_then(Value::as_str).is_some_and(|text| text == value.to_string());
+        let same = found == Some(value)
+            || found.and_then(Value::as_str).is_some_and(|text| text == value.to_string());
         if !same {
             return Judged::Wrong(format!("`{name}` is {}, not {value}", found.unwrap_or(&Value::Null)));
         }
@@ -127,17 +136,29 @@ mod tests {
     #[test]
     fn json_objects() {
         let expected = r#"{"name": "Emma", "age": 31}"#;
-        for text in [expected, "Here:\n```json\n{\"age\":31,\"name\":\"Emma\",\"x\":[1]}\n```", "{braces} {\"name\":\"Emma\",\"age\":\"31\"}"] {
+        for text in [
+            expected,
+            "Here:\n```json\n{\"age\":31,\"name\":\"Emma\",\"x\":[1]}\n```",
+            "{braces} {\"name\":\"Emma\",\"age\":\"31\"}",
+        ] {
             assert!(right(Judge::Json, text, expected), "{text}");
         }
-        for text in ["{\"name\": \"Emma\"}", "{\"name\": \"Emma\", \"age\": 31", "name: Emma, age: 31", "{\"name\": \"Bob\", \"age\": 31}"] {
+        for text in [
+            "{\"name\": \"Emma\"}",
+            "{\"name\": \"Emma\", \"age\": 31",
+            "name: Emma, age: 31",
+            "{\"name\": \"Bob\", \"age\": 31}",
+        ] {
             assert!(!right(Judge::Json, text, expected), "{text}");
         }
     }
 
     #[test]
     fn code_is_taken_from_its_fence_and_run() {
-        let cases = [Case { arguments: vec![4.into()], expected: true.into() }, Case { arguments: vec![3.into()], expected: false.into() }];
+        let cases = [
+            Case { arguments: vec![4.into()], expected: true.into() },
+            Case { arguments: vec![3.into()], expected: false.into() },
+        ];
         let text = "Sure:\n```python\ndef is_even(n):\n    return n % 2 == 0\n```\nDone.";
         assert_eq!(judge(Judge::Python, text, "is_even", &cases), Judged::Right);
         assert!(matches!(judge(Judge::Python, "I can't do that.", "is_even", &cases), Judged::Wrong(_)));

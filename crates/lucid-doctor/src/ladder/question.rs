@@ -29,10 +29,15 @@ pub(crate) fn questions(rung: &Rung, hay: &Haystack, attempts: u64, seed: u64) -
         for (number, prompt) in rung.prompts.iter().enumerate() {
             let own_seed = seed.wrapping_mul(1_000).wrapping_add(attempt * 100).wrapping_add(number as u64);
             let mut messages: Vec<Message> = rung.system.iter().map(Message::system).collect();
-            messages.extend(rung.history.iter().map(|turn| Message::new(&turn.role, turn.content.replace("{answer}", &prompt.answer))));
+            messages.extend(
+                rung.history
+                    .iter()
+                    .map(|turn| Message::new(&turn.role, turn.content.replace("{answer}", &prompt.answer))),
+            );
             let (user, answer) = match rung.needle_sentences {
                 Some(sentences) => {
-                    let (text, secret) = haystack::hide(hay, &prompt.answer, sentences, &mut Random::new(own_seed));
+                    let (text, secret) =
+                        haystack::hide(hay, &prompt.answer, sentences, &mut Random::new(own_seed));
                     (format!("{text} {}", prompt.user), secret)
                 }
                 None => (prompt.user.clone(), prompt.answer.clone()),
@@ -40,7 +45,13 @@ pub(crate) fn questions(rung: &Rung, hay: &Haystack, attempts: u64, seed: u64) -
             messages.push(Message::user(user));
             let temperature = if attempt == 0 { 0.0 } else { TEMPERATURE };
             // Some servers keep seeds in 32 bits, signed.
-            all.push(Question { messages, answer, cases: prompt.cases(), temperature, seed: own_seed % (1 << 31) });
+            all.push(Question {
+                messages,
+                answer,
+                cases: prompt.cases(),
+                temperature,
+                seed: own_seed % (1 << 31),
+            });
         }
     }
     all

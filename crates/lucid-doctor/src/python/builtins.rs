@@ -8,14 +8,65 @@ use super::{Interpreter, Run, raise, unsupported};
 
 /// What is built here.
 const NAMES: [&str; 27] = [
-    "abs", "all", "any", "bool", "chr", "dict", "divmod", "enumerate", "filter", "float", "int", "isinstance", "len", "list", "map",
-    "max", "min", "ord", "pow", "print", "range", "reversed", "round", "set", "sorted", "str", "sum",
+    "abs",
+    "all",
+    "any",
+    "bool",
+    "chr",
+    "dict",
+    "divmod",
+    "enumerate",
+    "filter",
+    "float",
+    "int",
+    "isinstance",
+    "len",
+    "list",
+    "map",
+    "max",
+    "min",
+    "ord",
+    "pow",
+    "print",
+    "range",
+    "reversed",
+    "round",
+    "set",
+    "sorted",
+    "str",
+    "sum",
 ];
 
 /// What Python has and we don't: using it is not an error of the model.
 pub(super) const EXISTS_IN_PYTHON: [&str; 28] = [
-    "ascii", "bin", "bytearray", "bytes", "callable", "classmethod", "complex", "eval", "exec", "format", "frozenset", "getattr", "hash",
-    "hex", "id", "input", "iter", "next", "object", "oct", "open", "repr", "setattr", "slice", "super", "type", "vars", "memoryview",
+    "ascii",
+    "bin",
+    "bytearray",
+    "bytes",
+    "callable",
+    "classmethod",
+    "complex",
+    "eval",
+    "exec",
+    "format",
+    "frozenset",
+    "getattr",
+    "hash",
+    "hex",
+    "id",
+    "input",
+    "iter",
+    "next",
+    "object",
+    "oct",
+    "open",
+    "repr",
+    "setattr",
+    "slice",
+    "super",
+    "type",
+    "vars",
+    "memoryview",
 ];
 
 pub(super) fn find<'a>(name: &str) -> Option<Value<'a>> {
@@ -55,23 +106,37 @@ impl Interpreter {
         Ok(Box::new(self.iterate(value)?.into_iter()))
     }
 
-    pub(crate) fn builtin<'a>(&self, name: &str, mut arguments: Vec<Value<'a>>, named: Vec<(&'a str, Value<'a>)>) -> Run<Value<'a>> {
+    pub(crate) fn builtin<'a>(
+        &self,
+        name: &str,
+        mut arguments: Vec<Value<'a>>,
+        named: Vec<(&'a str, Value<'a>)>,
+    ) -> Run<Value<'a>> {
         self.step()?;
         match (name, arguments.as_slice()) {
             ("print", _) => return Ok(Value::None),
             ("min" | "max" | "sorted", _) => return self.ordering(name, arguments, &named),
             ("sum", [items, ..]) => {
-                let mut total = arguments.get(1).or(named.first().map(|(_, start)| start)).cloned().unwrap_or(Value::Int(0));
+                let mut total = arguments
+                    .get(1)
+                    .or(named.first().map(|(_, start)| start))
+                    .cloned()
+                    .unwrap_or(Value::Int(0));
                 for item in self.iterate(items)? {
                     total = self.binary(&total, ruff_python_ast::Operator::Add, &item)?;
                 }
                 return Ok(total);
             }
             ("enumerate", [items, ..]) => {
-                let start = arguments.get(1).or(named.first().map(|(_, start)| start)).and_then(Value::number);
-                let Number::Int(start) = start.unwrap_or(Number::Int(0)) else { return raise("TypeError", "start must be an integer") };
+                let start =
+                    arguments.get(1).or(named.first().map(|(_, start)| start)).and_then(Value::number);
+                let Number::Int(start) = start.unwrap_or(Number::Int(0)) else {
+                    return raise("TypeError", "start must be an integer");
+                };
                 let numbered = (start..).zip(self.iterate(items)?);
-                return Ok(Value::list(numbered.map(|(number, item)| Value::Tuple([Value::Int(number), item].into())).collect()));
+                return Ok(Value::list(
+                    numbered.map(|(number, item)| Value::Tuple([Value::Int(number), item].into())).collect(),
+                ));
             }
             _ => {}
         }
@@ -80,8 +145,15 @@ impl Interpreter {
         }
         Ok(match (name, arguments.as_mut_slice()) {
             ("len", [value]) => Value::Int(match value {
-                Value::Range(..) | Value::Str(_) | Value::List(_) | Value::Tuple(_) | Value::Dict(_) | Value::Set(_) => self.iterate(value)?.len() as i128,
-                _ => return raise("TypeError", format!("object of type '{}' has no len()", value.type_name())),
+                Value::Range(..)
+                | Value::Str(_)
+                | Value::List(_)
+                | Value::Tuple(_)
+                | Value::Dict(_)
+                | Value::Set(_) => self.iterate(value)?.len() as i128,
+                _ => {
+                    return raise("TypeError", format!("object of type '{}' has no len()", value.type_name()));
+                }
             }),
             ("range", [stop]) => Value::Range(0, whole(stop)?, 1),
             ("range", [start, stop]) => Value::Range(whole(start)?, whole(stop)?, 1),
@@ -90,7 +162,9 @@ impl Interpreter {
                 step => Value::Range(whole(start)?, whole(stop)?, step),
             },
             ("abs", [value]) => match value.number() {
-                Some(Number::Int(n)) => n.checked_abs().map(Value::Int).map_or_else(super::operators::too_large, Ok)?,
+                Some(Number::Int(n)) => {
+                    n.checked_abs().map(Value::Int).map_or_else(super::operators::too_large, Ok)?
+                }
                 Some(Number::Float(x)) => Value::Float(x.abs()),
                 None => return raise("TypeError", "bad operand type for abs()"),
             },
@@ -107,14 +181,22 @@ impl Interpreter {
             ("int", [value]) => return to_int(value),
             ("float", [value]) => match (value.number(), &value) {
                 (Some(number), _) => Value::Float(number.float()),
-                (None, Value::Str(text)) => return text.trim().parse().map(Value::Float).or_else(|_| raise("ValueError", "could not convert string to float")),
+                (None, Value::Str(text)) => {
+                    return text
+                        .trim()
+                        .parse()
+                        .map(Value::Float)
+                        .or_else(|_| raise("ValueError", "could not convert string to float"));
+                }
                 _ => return raise("TypeError", "float() argument must be a string or a number"),
             },
             ("chr", [value]) => match u32::try_from(whole(value)?).ok().and_then(char::from_u32) {
                 Some(c) => Value::str(c.encode_utf8(&mut [0; 4])),
                 None => return raise("ValueError", "chr() arg not in range"),
             },
-            ("ord", [Value::Str(text)]) if text.chars().count() == 1 => Value::Int(text.chars().next().map_or(0, u32::from).into()),
+            ("ord", [Value::Str(text)]) if text.chars().count() == 1 => {
+                Value::Int(text.chars().next().map_or(0, u32::from).into())
+            }
             ("divmod", [a, b]) => {
                 let quotient = self.binary(a, ruff_python_ast::Operator::FloorDiv, b)?;
                 Value::Tuple([quotient, self.binary(a, ruff_python_ast::Operator::Mod, b)?].into())
@@ -126,7 +208,9 @@ impl Interpreter {
                 None => return raise("TypeError", "type doesn't define __round__"),
             },
             ("round", [value, digits]) => match (value.number(), usize::try_from(whole(digits)?)) {
-                (Some(Number::Float(x)), Ok(digits)) if digits <= 30 => Value::Float(format!("{x:.digits$}").parse().unwrap_or(x)),
+                (Some(Number::Float(x)), Ok(digits)) if digits <= 30 => {
+                    Value::Float(format!("{x:.digits$}").parse().unwrap_or(x))
+                }
                 _ => return unsupported("this use of `round`"),
             },
             ("list", []) => Value::list(Vec::new()),
@@ -148,32 +232,55 @@ impl Interpreter {
                 let lists = lists.iter().map(|list| self.iterate(list)).collect::<Run<Vec<_>>>()?;
                 let shortest = lists.iter().map(Vec::len).min().unwrap_or(0);
                 self.allocate(shortest)?;
-                Value::list((0..shortest).map(|i| Value::Tuple(lists.iter().filter_map(|list| list.get(i).cloned()).collect())).collect())
+                Value::list(
+                    (0..shortest)
+                        .map(|i| Value::Tuple(lists.iter().filter_map(|list| list.get(i).cloned()).collect()))
+                        .collect(),
+                )
             }
             ("map", [function, items]) => {
                 let items = self.iterate(items)?;
-                Value::list(items.into_iter().map(|item| self.call(function, vec![item], Vec::new())).collect::<Run<_>>()?)
+                Value::list(
+                    items
+                        .into_iter()
+                        .map(|item| self.call(function, vec![item], Vec::new()))
+                        .collect::<Run<_>>()?,
+                )
             }
             ("filter", [function, items]) => {
                 let mut kept = Vec::new();
                 for item in self.iterate(items)? {
-                    let keep = if matches!(function, Value::None) { item.truth() } else { self.call(function, vec![item.clone()], Vec::new())?.truth() };
+                    let keep = if matches!(function, Value::None) {
+                        item.truth()
+                    } else {
+                        self.call(function, vec![item.clone()], Vec::new())?.truth()
+                    };
                     if keep {
                         kept.push(item);
                     }
                 }
                 Value::list(kept)
             }
-            ("isinstance", [value, Value::Builtin(class)]) => Value::Bool(value.type_name() == *class || (*class == "int" && matches!(value, Value::Bool(_)))),
-            ("isinstance", [value, Value::Tuple(classes)]) => {
-                Value::Bool(classes.iter().any(|class| matches!(class, Value::Builtin(class) if value.type_name() == *class)))
-            }
+            ("isinstance", [value, Value::Builtin(class)]) => Value::Bool(
+                value.type_name() == *class || (*class == "int" && matches!(value, Value::Bool(_))),
+            ),
+            ("isinstance", [value, Value::Tuple(classes)]) => Value::Bool(
+                classes
+                    .iter()
+                    .any(|class| matches!(class, Value::Builtin(class) if value.type_name() == *class)),
+            ),
             _ => return self.math(name, &arguments),
         })
     }
 
-    fn ordering<'a>(&self, name: &str, mut arguments: Vec<Value<'a>>, named: &[(&'a str, Value<'a>)]) -> Run<Value<'a>> {
-        let argument = |wanted: &str| named.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value.clone());
+    fn ordering<'a>(
+        &self,
+        name: &str,
+        mut arguments: Vec<Value<'a>>,
+        named: &[(&'a str, Value<'a>)],
+    ) -> Run<Value<'a>> {
+        let argument =
+            |wanted: &str| named.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value.clone());
         if named.iter().any(|(name, _)| !["key", "reverse", "default"].contains(name)) {
             return unsupported(format!("an argument of `{name}`"));
         }
@@ -184,7 +291,9 @@ impl Interpreter {
         let key = argument("key").filter(|key| !matches!(key, Value::None));
         let mut keyed = Vec::with_capacity(items.len());
         for item in items {
-            let key = key.as_ref().map_or(Ok(item.clone()), |key| self.call(key, vec![item.clone()], Vec::new()))?;
+            let key = key
+                .as_ref()
+                .map_or(Ok(item.clone()), |key| self.call(key, vec![item.clone()], Vec::new()))?;
             keyed.push((key, item));
         }
         let sorted = self.merge_sort(keyed, argument("reverse").is_some_and(|reverse| reverse.truth()))?;
@@ -195,7 +304,9 @@ impl Interpreter {
             _ => {
                 let mut best: Option<(Value<'a>, Value<'a>)> = None;
                 for entry in sorted {
-                    if best.as_ref().map_or(Ok(true), |best| self.order(&entry.0, &best.0).map(|order| order == Some(Ordering::Greater)))? {
+                    if best.as_ref().map_or(Ok(true), |best| {
+                        self.order(&entry.0, &best.0).map(|order| order == Some(Ordering::Greater))
+                    })? {
                         best = Some(entry);
                     }
                 }
@@ -209,7 +320,11 @@ impl Interpreter {
     }
 
     /// A stable sort whose comparisons may fail. Reversed, equal items keep their order, as in Python.
-    fn merge_sort<'a>(&self, mut items: Vec<(Value<'a>, Value<'a>)>, reverse: bool) -> Run<Vec<(Value<'a>, Value<'a>)>> {
+    fn merge_sort<'a>(
+        &self,
+        mut items: Vec<(Value<'a>, Value<'a>)>,
+        reverse: bool,
+    ) -> Run<Vec<(Value<'a>, Value<'a>)>> {
         if items.len() < 2 {
             return Ok(items);
         }
@@ -256,8 +371,12 @@ impl Interpreter {
                 Ok(n) => Ok(Value::Int(i128::try_from(n.isqrt()).unwrap_or_default())),
                 Err(_) => raise("ValueError", "isqrt() argument must be nonnegative"),
             },
-            ("math.floor", [value]) => to_int(&value.number().map_or(Value::None, |number| Value::Float(number.float().floor()))),
-            ("math.ceil", [value]) => to_int(&value.number().map_or(Value::None, |number| Value::Float(number.float().ceil()))),
+            ("math.floor", [value]) => {
+                to_int(&value.number().map_or(Value::None, |number| Value::Float(number.float().floor())))
+            }
+            ("math.ceil", [value]) => {
+                to_int(&value.number().map_or(Value::None, |number| Value::Float(number.float().ceil())))
+            }
             ("math.gcd", [a, b]) => {
                 let (mut a, mut b) = (whole(a)?.unsigned_abs(), whole(b)?.unsigned_abs());
                 while b != 0 {
@@ -291,7 +410,9 @@ impl Interpreter {
 fn whole(value: &Value<'_>) -> Run<i128> {
     match value.number() {
         Some(Number::Int(n)) => Ok(n),
-        _ => raise("TypeError", format!("'{}' object cannot be interpreted as an integer", value.type_name())),
+        _ => {
+            raise("TypeError", format!("'{}' object cannot be interpreted as an integer", value.type_name()))
+        }
     }
 }
 
@@ -304,8 +425,13 @@ fn to_int<'a>(value: &Value<'a>) -> Run<Value<'a>> {
         (Some(Number::Float(_)), _) => raise("OverflowError", "cannot convert float to integer"),
         (None, Value::Str(text)) => match text.trim().replace('_', "").parse() {
             Ok(n) => Ok(Value::Int(n)),
-            Err(_) => raise("ValueError", format!("invalid literal for int() with base 10: {}", value.repr())),
+            Err(_) => {
+                raise("ValueError", format!("invalid literal for int() with base 10: {}", value.repr()))
+            }
         },
-        _ => raise("TypeError", format!("int() argument must be a string or a number, not '{}'", value.type_name())),
+        _ => raise(
+            "TypeError",
+            format!("int() argument must be a string or a number, not '{}'", value.type_name()),
+        ),
     }
 }

@@ -3,7 +3,8 @@
 use std::rc::Rc;
 
 use ruff_python_ast::{
-    BoolOp, Comprehension, ConversionFlag, Expr, ExprCall, FStringPart, InterpolatedStringElement, Number as Literal,
+    BoolOp, Comprehension, ConversionFlag, Expr, ExprCall, FStringPart, InterpolatedStringElement,
+    Number as Literal,
 };
 
 use super::format::formatted;
@@ -29,11 +30,15 @@ impl Interpreter {
             },
             Expr::StringLiteral(literal) => Value::str(literal.value.to_str()),
             Expr::FString(literal) => return self.f_string(literal, scope),
-            Expr::Name(name) => match scope.get(name.id.as_str()).or_else(|| builtins::find(name.id.as_str())) {
-                Some(value) => value,
-                None if builtins::EXISTS_IN_PYTHON.contains(&name.id.as_str()) => return unsupported(format!("`{}`", name.id)),
-                None => return raise("NameError", format!("name '{}' is not defined", name.id)),
-            },
+            Expr::Name(name) => {
+                match scope.get(name.id.as_str()).or_else(|| builtins::find(name.id.as_str())) {
+                    Some(value) => value,
+                    None if builtins::EXISTS_IN_PYTHON.contains(&name.id.as_str()) => {
+                        return unsupported(format!("`{}`", name.id));
+                    }
+                    None => return raise("NameError", format!("name '{}' is not defined", name.id)),
+                }
+            }
             Expr::List(list) => Value::list(self.elements(&list.elts, scope)?),
             Expr::Tuple(tuple) => Value::Tuple(self.elements(&tuple.elts, scope)?.into()),
             Expr::Set(set) => {
@@ -69,7 +74,9 @@ impl Interpreter {
                 let right = self.expression(&operation.right, scope)?;
                 return self.binary(&left, operation.op, &right);
             }
-            Expr::UnaryOp(operation) => return self.unary(operation.op, &self.expression(&operation.operand, scope)?),
+            Expr::UnaryOp(operation) => {
+                return self.unary(operation.op, &self.expression(&operation.operand, scope)?);
+            }
             Expr::Compare(comparison) => {
                 let mut left = self.expression(&comparison.left, scope)?;
                 for (op, right) in comparison.ops.iter().zip(&comparison.comparators) {
@@ -82,13 +89,25 @@ impl Interpreter {
                 Value::Bool(true)
             }
             Expr::If(choice) => {
-                let taken = if self.expression(&choice.test, scope)?.truth() { &choice.body } else { &choice.orelse };
+                let taken =
+                    if self.expression(&choice.test, scope)?.truth() { &choice.body } else { &choice.orelse };
                 return self.expression(taken, scope);
             }
-            Expr::Lambda(lambda) => return self.closure("<lambda>", lambda.parameters.as_deref(), Body::Expression(&lambda.body), scope),
-            Expr::ListComp(comprehension) => Value::list(self.comprehension(&comprehension.generators, &comprehension.elt, scope)?),
+            Expr::Lambda(lambda) => {
+                return self.closure(
+                    "<lambda>",
+                    lambda.parameters.as_deref(),
+                    Body::Expression(&lambda.body),
+                    scope,
+                );
+            }
+            Expr::ListComp(comprehension) => {
+                Value::list(self.comprehension(&comprehension.generators, &comprehension.elt, scope)?)
+            }
             // A generator is evaluated at once: its consumers here (`sum`, `any`, `join`) take all of it anyway.
-            Expr::Generator(comprehension) => Value::list(self.comprehension(&comprehension.generators, &comprehension.elt, scope)?),
+            Expr::Generator(comprehension) => {
+                Value::list(self.comprehension(&comprehension.generators, &comprehension.elt, scope)?)
+            }
             Expr::SetComp(comprehension) => {
                 let items = self.comprehension(&comprehension.generators, &comprehension.elt, scope)?;
                 self.set_of(items)?
@@ -97,7 +116,8 @@ impl Interpreter {
                 let Some(key) = &comprehension.key else { return unsupported("`**` in a dictionary") };
                 let mut entries = Vec::new();
                 self.each(&comprehension.generators, &Scope::inside(scope), &mut |scope| {
-                    let (key, value) = (self.expression(key, scope)?, self.expression(&comprehension.value, scope)?);
+                    let (key, value) =
+                        (self.expression(key, scope)?, self.expression(&comprehension.value, scope)?);
                     self.insert(&mut entries, key, value)
                 })?;
                 Value::Dict(Rc::new(entries.into()))
@@ -110,8 +130,15 @@ impl Interpreter {
             Expr::Subscript(subscript) => {
                 let container = self.expression(&subscript.value, scope)?;
                 if let Expr::Slice(slice) = &*subscript.slice {
-                    let bound = |bound: &'a Option<Box<Expr>>| bound.as_deref().map(|bound| self.expression(bound, scope)).transpose();
-                    return self.slice(&container, bound(&slice.lower)?, bound(&slice.upper)?, bound(&slice.step)?);
+                    let bound = |bound: &'a Option<Box<Expr>>| {
+                        bound.as_deref().map(|bound| self.expression(bound, scope)).transpose()
+                    };
+                    return self.slice(
+                        &container,
+                        bound(&slice.lower)?,
+                        bound(&slice.upper)?,
+                        bound(&slice.step)?,
+                    );
                 }
                 let index = self.expression(&subscript.slice, scope)?;
                 return self.item(&container, &index);
@@ -153,7 +180,12 @@ impl Interpreter {
         Ok(())
     }
 
-    fn comprehension<'a>(&self, generators: &'a [Comprehension], element: &'a Expr, scope: &Rc<Scope<'a>>) -> Run<Vec<Value<'a>>> {
+    fn comprehension<'a>(
+        &self,
+        generators: &'a [Comprehension],
+        element: &'a Expr,
+        scope: &Rc<Scope<'a>>,
+    ) -> Run<Vec<Value<'a>>> {
         let mut items = Vec::new();
         self.each(generators, &Scope::inside(scope), &mut |scope| {
             self.allocate(1)?;
@@ -186,7 +218,11 @@ impl Interpreter {
         Ok(())
     }
 
-    fn f_string<'a>(&self, literal: &'a ruff_python_ast::ExprFString, scope: &Rc<Scope<'a>>) -> Run<Value<'a>> {
+    fn f_string<'a>(
+        &self,
+        literal: &'a ruff_python_ast::ExprFString,
+        scope: &Rc<Scope<'a>>,
+    ) -> Run<Value<'a>> {
         let mut text = String::new();
         for part in &literal.value {
             match part {
@@ -206,8 +242,12 @@ impl Interpreter {
                                 let mut spec = String::new();
                                 for element in part.format_spec.iter().flat_map(|spec| &spec.elements) {
                                     match element {
-                                        InterpolatedStringElement::Literal(part) => spec.push_str(&part.value),
-                                        InterpolatedStringElement::Interpolation(_) => return unsupported("nested f-string formats"),
+                                        InterpolatedStringElement::Literal(part) => {
+                                            spec.push_str(&part.value)
+                                        }
+                                        InterpolatedStringElement::Interpolation(_) => {
+                                            return unsupported("nested f-string formats");
+                                        }
                                     }
                                 }
                                 text.push_str(&formatted(&value, &spec)?);
@@ -233,7 +273,12 @@ impl Interpreter {
     }
 
     /// Calls anything that can be called.
-    pub(crate) fn call<'a>(&self, callee: &Value<'a>, arguments: Vec<Value<'a>>, named: Vec<(&'a str, Value<'a>)>) -> Run<Value<'a>> {
+    pub(crate) fn call<'a>(
+        &self,
+        callee: &Value<'a>,
+        arguments: Vec<Value<'a>>,
+        named: Vec<(&'a str, Value<'a>)>,
+    ) -> Run<Value<'a>> {
         match callee {
             Value::Function(function) => self.deeper(|| self.call_function(function, arguments, named)),
             Value::Builtin(name) => self.builtin(name, arguments, named),
@@ -242,7 +287,12 @@ impl Interpreter {
         }
     }
 
-    fn call_function<'a>(&self, function: &Function<'a>, arguments: Vec<Value<'a>>, named: Vec<(&'a str, Value<'a>)>) -> Run<Value<'a>> {
+    fn call_function<'a>(
+        &self,
+        function: &Function<'a>,
+        arguments: Vec<Value<'a>>,
+        named: Vec<(&'a str, Value<'a>)>,
+    ) -> Run<Value<'a>> {
         self.step()?;
         let scope = Scope::inside(&function.scope);
         let mut missing: Vec<&'a str> = Vec::new();
@@ -257,7 +307,12 @@ impl Interpreter {
             let rest: Vec<Value<'a>> = given.collect();
             match &parameters.vararg {
                 Some(vararg) => scope.set(vararg.name.as_str(), Value::Tuple(rest.into())),
-                None if !rest.is_empty() => return raise("TypeError", format!("{}() takes fewer positional arguments", function.name)),
+                None if !rest.is_empty() => {
+                    return raise(
+                        "TypeError",
+                        format!("{}() takes fewer positional arguments", function.name),
+                    );
+                }
                 None => {}
             }
             missing.extend(parameters.kwonlyargs.iter().map(|parameter| parameter.parameter.name.as_str()));
@@ -268,7 +323,12 @@ impl Interpreter {
                     missing.remove(position);
                     scope.set(name, value);
                 }
-                None => return raise("TypeError", format!("{}() got an unexpected or repeated argument '{name}'", function.name)),
+                None => {
+                    return raise(
+                        "TypeError",
+                        format!("{}() got an unexpected or repeated argument '{name}'", function.name),
+                    );
+                }
             }
         }
         for name in missing {
@@ -315,13 +375,21 @@ impl Interpreter {
                 }
                 return raise("KeyError", index.repr());
             }
-            _ => return raise("TypeError", format!("'{}' object is not subscriptable", container.type_name())),
+            _ => {
+                return raise("TypeError", format!("'{}' object is not subscriptable", container.type_name()));
+            }
         };
         found.map_or_else(|| raise("IndexError", format!("{} index out of range", container.type_name())), Ok)
     }
 
     /// `container[lower:upper:step]`, with Python's rules for bounds outside of the sequence.
-    fn slice<'a>(&self, container: &Value<'a>, lower: Option<Value<'a>>, upper: Option<Value<'a>>, step: Option<Value<'a>>) -> Run<Value<'a>> {
+    fn slice<'a>(
+        &self,
+        container: &Value<'a>,
+        lower: Option<Value<'a>>,
+        upper: Option<Value<'a>>,
+        step: Option<Value<'a>>,
+    ) -> Run<Value<'a>> {
         let whole = |bound: Option<Value<'a>>| match bound {
             None | Some(Value::None) => Ok(None),
             Some(bound) => match bound.number() {
@@ -336,7 +404,8 @@ impl Interpreter {
             return raise("ValueError", "slice step cannot be zero");
         }
         let (least, most) = if step > 0 { (0, length) } else { (-1, length - 1) };
-        let clamp = |bound: i128| (if bound < 0 { bound.saturating_add(length) } else { bound }).clamp(least, most);
+        let clamp =
+            |bound: i128| (if bound < 0 { bound.saturating_add(length) } else { bound }).clamp(least, most);
         let start = whole(lower)?.map_or(if step > 0 { least } else { most }, clamp);
         let end = whole(upper)?.map_or(if step > 0 { most } else { least }, clamp);
         let mut chosen = Vec::new();

@@ -1,7 +1,7 @@
 //! How Python writes numbers and strings.
 
-use super::{Run, unsupported};
 use super::value::Value;
+use super::{Run, unsupported};
 
 /// `repr` of a float: the shortest text that reads back the same, with `.0` for whole numbers.
 pub(crate) fn float_repr(x: f64) -> String {
@@ -47,13 +47,15 @@ pub(crate) fn formatted(value: &Value<'_>, spec: &str) -> Run<String> {
     if spec.is_empty() {
         return Ok(value.text());
     }
-    if let Some(digits) = spec.strip_prefix('.').and_then(|rest| rest.strip_suffix('f')).and_then(|n| n.parse::<usize>().ok())
+    if let Some(digits) =
+        spec.strip_prefix('.').and_then(|rest| rest.strip_suffix('f')).and_then(|n| n.parse::<usize>().ok())
         && digits <= 30
         && let Some(number) = value.number()
     {
         return Ok(format!("{:.digits$}", number.float()));
     }
-    let (zero, width) = spec.strip_suffix('d').unwrap_or(spec).strip_prefix('0').map_or((false, spec), |rest| (true, rest));
+    let (zero, width) =
+        spec.strip_suffix('d').unwrap_or(spec).strip_prefix('0').map_or((false, spec), |rest| (true, rest));
     if let (Ok(width), Value::Int(n)) = (width.trim_end_matches('d').parse::<usize>(), value)
         && width <= 100
     {

@@ -4,7 +4,13 @@ use super::value::Value;
 use super::{Interpreter, Run, raise, unsupported};
 
 impl Interpreter {
-    pub(crate) fn method<'a>(&self, receiver: &Value<'a>, name: &str, arguments: Vec<Value<'a>>, named: Vec<(&'a str, Value<'a>)>) -> Run<Value<'a>> {
+    pub(crate) fn method<'a>(
+        &self,
+        receiver: &Value<'a>,
+        name: &str,
+        arguments: Vec<Value<'a>>,
+        named: Vec<(&'a str, Value<'a>)>,
+    ) -> Run<Value<'a>> {
         self.step()?;
         if let (Value::List(items), "sort") = (receiver, name) {
             let sorted = self.builtin("sorted", vec![receiver.clone()], named)?;
@@ -20,14 +26,18 @@ impl Interpreter {
             Value::List(_) | Value::Tuple(_) => self.list_method(receiver, name, arguments),
             Value::Dict(_) => self.dictionary_method(receiver, name, arguments),
             Value::Set(items) => match (name, arguments.as_slice()) {
-                ("add", [item]) => self.add_to_set(&mut items.borrow_mut(), item.clone()).map(|()| Value::None),
+                ("add", [item]) => {
+                    self.add_to_set(&mut items.borrow_mut(), item.clone()).map(|()| Value::None)
+                }
                 ("discard" | "remove", [item]) => {
                     items.borrow_mut().retain(|known| !known.equals(item));
                     Ok(Value::None)
                 }
                 _ => unsupported(format!("`set.{name}`")),
             },
-            other => raise("AttributeError", format!("'{}' object has no attribute '{name}'", other.type_name())),
+            other => {
+                raise("AttributeError", format!("'{}' object has no attribute '{name}'", other.type_name()))
+            }
         }
     }
 
@@ -47,12 +57,16 @@ impl Interpreter {
                 Value::str(&(first + &chars.as_str().to_lowercase()))
             }
             ("split", []) => strings(text.split_whitespace().collect()),
-            ("split", [Value::Str(separator)]) if !separator.is_empty() => strings(text.split(&**separator).collect()),
+            ("split", [Value::Str(separator)]) if !separator.is_empty() => {
+                strings(text.split(&**separator).collect())
+            }
             ("splitlines", []) => strings(text.lines().collect()),
             ("join", [items]) => {
                 let mut parts = Vec::new();
                 for item in self.iterate(items)? {
-                    let Value::Str(part) = item else { return raise("TypeError", "sequence item: expected str instance") };
+                    let Value::Str(part) = item else {
+                        return raise("TypeError", "sequence item: expected str instance");
+                    };
                     self.allocate(part.len() + text.len())?;
                     parts.push(part.to_string());
                 }
@@ -65,7 +79,9 @@ impl Interpreter {
             }
             ("startswith", [Value::Str(part)]) => Value::Bool(text.starts_with(&**part)),
             ("endswith", [Value::Str(part)]) => Value::Bool(text.ends_with(&**part)),
-            ("count", [Value::Str(part)]) if !part.is_empty() => Value::Int(text.matches(&**part).count() as i128),
+            ("count", [Value::Str(part)]) if !part.is_empty() => {
+                Value::Int(text.matches(&**part).count() as i128)
+            }
             ("find" | "index", [Value::Str(part)]) => match text.find(&**part) {
                 Some(at) => Value::Int(text.get(..at).unwrap_or_default().chars().count() as i128),
                 None if name == "find" => Value::Int(-1),
@@ -75,8 +91,12 @@ impl Interpreter {
             ("isdigit" | "isnumeric" | "isdecimal", []) => only(|c| c.is_numeric()),
             ("isalnum", []) => only(char::is_alphanumeric),
             ("isspace", []) => only(char::is_whitespace),
-            ("isupper", []) => Value::Bool(text.chars().any(char::is_uppercase) && !text.chars().any(char::is_lowercase)),
-            ("islower", []) => Value::Bool(text.chars().any(char::is_lowercase) && !text.chars().any(char::is_uppercase)),
+            ("isupper", []) => {
+                Value::Bool(text.chars().any(char::is_uppercase) && !text.chars().any(char::is_lowercase))
+            }
+            ("islower", []) => {
+                Value::Bool(text.chars().any(char::is_lowercase) && !text.chars().any(char::is_uppercase))
+            }
             _ => return unsupported(format!("`str.{name}`")),
         })
     }
@@ -84,10 +104,13 @@ impl Interpreter {
     fn list_method<'a>(&self, receiver: &Value<'a>, name: &str, arguments: Vec<Value<'a>>) -> Run<Value<'a>> {
         let all = self.iterate(receiver)?;
         match (name, arguments.as_slice()) {
-            ("count", [item]) => return Ok(Value::Int(all.iter().filter(|other| other.equals(item)).count() as i128)),
+            ("count", [item]) => {
+                return Ok(Value::Int(all.iter().filter(|other| other.equals(item)).count() as i128));
+            }
             ("index", [item]) => {
                 let found = all.iter().position(|other| other.equals(item));
-                return found.map_or_else(|| raise("ValueError", "not in list"), |at| Ok(Value::Int(at as i128)));
+                return found
+                    .map_or_else(|| raise("ValueError", "not in list"), |at| Ok(Value::Int(at as i128)));
             }
             _ => {}
         }
@@ -100,7 +123,13 @@ impl Interpreter {
             }
             ("extend", [more]) => {
                 // The list itself may be the argument: it is borrowed already, but `all` holds its items.
-                let more = if let Value::List(more) = more && more.try_borrow().is_err() { all } else { self.iterate(more)? };
+                let more = if let Value::List(more) = more
+                    && more.try_borrow().is_err()
+                {
+                    all
+                } else {
+                    self.iterate(more)?
+                };
                 items.extend(more);
             }
             ("insert", [index, item]) => {
@@ -111,7 +140,11 @@ impl Interpreter {
             ("pop", []) => return items.pop().map_or_else(|| raise("IndexError", "pop from empty list"), Ok),
             ("pop", [index]) => {
                 let at = self.position(index, items.len())?;
-                return if at < items.len() { Ok(items.remove(at)) } else { raise("IndexError", "pop index out of range") };
+                return if at < items.len() {
+                    Ok(items.remove(at))
+                } else {
+                    raise("IndexError", "pop index out of range")
+                };
             }
             ("remove", [item]) => match items.iter().position(|other| other.equals(item)) {
                 Some(at) => {
@@ -127,16 +160,25 @@ impl Interpreter {
         Ok(Value::None)
     }
 
-    fn dictionary_method<'a>(&self, receiver: &Value<'a>, name: &str, arguments: Vec<Value<'a>>) -> Run<Value<'a>> {
+    fn dictionary_method<'a>(
+        &self,
+        receiver: &Value<'a>,
+        name: &str,
+        arguments: Vec<Value<'a>>,
+    ) -> Run<Value<'a>> {
         let Value::Dict(entries) = receiver else { return unsupported(format!("`.{name}`")) };
-        let find = |key: &Value<'a>| entries.borrow().iter().find(|(known, _)| known.equals(key)).map(|(_, value)| value.clone());
+        let find = |key: &Value<'a>| {
+            entries.borrow().iter().find(|(known, _)| known.equals(key)).map(|(_, value)| value.clone())
+        };
         self.allocate(entries.borrow().len())?;
         Ok(match (name, arguments.as_slice()) {
             ("get", [key]) => find(key).unwrap_or(Value::None),
             ("get", [key, default]) => find(key).unwrap_or_else(|| default.clone()),
             ("keys", []) => Value::list(entries.borrow().iter().map(|(key, _)| key.clone()).collect()),
             ("values", []) => Value::list(entries.borrow().iter().map(|(_, value)| value.clone()).collect()),
-            ("items", []) => Value::list(entries.borrow().iter().map(|(k, v)| Value::Tuple([k.clone(), v.clone()].into())).collect()),
+            ("items", []) => Value::list(
+                entries.borrow().iter().map(|(k, v)| Value::Tuple([k.clone(), v.clone()].into())).collect(),
+            ),
             ("setdefault", [key, default]) => match find(key) {
                 Some(value) => value,
                 None => {

@@ -82,7 +82,10 @@ const STACK: usize = 128 << 20;
 #[must_use]
 pub fn judge_function(source: &str, name: &str, cases: &[Case]) -> Judgement {
     if source.len() > LONGEST_SOURCE {
-        return Judgement::Unjudged(format!("the code has {} bytes, more than {LONGEST_SOURCE}", source.len()));
+        return Judgement::Unjudged(format!(
+            "the code has {} bytes, more than {LONGEST_SOURCE}",
+            source.len()
+        ));
     }
     // A thread with its own stack: a deep tree must not overflow the caller's, and a bug here must not end the caller.
     let judged = std::thread::scope(|scope| {
@@ -90,7 +93,9 @@ pub fn judge_function(source: &str, name: &str, cases: &[Case]) -> Judgement {
             .name("python".to_owned())
             .stack_size(STACK)
             .spawn_scoped(scope, || judge(source, name, cases))
-            .map(|thread| thread.join().unwrap_or_else(|_| Judgement::Unjudged("the interpreter broke down".to_owned())))
+            .map(|thread| {
+                thread.join().unwrap_or_else(|_| Judgement::Unjudged("the interpreter broke down".to_owned()))
+            })
     });
     judged.unwrap_or_else(|error| Judgement::Unjudged(format!("no thread for the interpreter: {error}")))
 }
@@ -116,7 +121,11 @@ fn judge(source: &str, name: &str, cases: &[Case]) -> Judgement {
         match interpreter.call(&function, arguments, Vec::new()) {
             Ok(result) if result.equals_json(&case.expected) => {}
             Ok(result) => {
-                return Judgement::Wrong(format!("({shown}) gave {}, not {}", result.repr(), Value::from_json(&case.expected).repr()));
+                return Judgement::Wrong(format!(
+                    "({shown}) gave {}, not {}",
+                    result.repr(),
+                    Value::from_json(&case.expected).repr()
+                ));
             }
             Err(stop) => return stop.judgement(&format!("({shown})")),
         }
@@ -127,7 +136,13 @@ fn judge(source: &str, name: &str, cases: &[Case]) -> Judgement {
 fn find_function<'a>(body: &'a [Stmt], globals: &Scope<'a>, name: &str, arity: usize) -> Option<Value<'a>> {
     let takes = |function: &&ruff_python_ast::StmtFunctionDef| {
         let all = function.parameters.posonlyargs.len() + function.parameters.args.len();
-        let required = function.parameters.posonlyargs.iter().chain(&function.parameters.args).filter(|p| p.default.is_none()).count();
+        let required = function
+            .parameters
+            .posonlyargs
+            .iter()
+            .chain(&function.parameters.args)
+            .filter(|p| p.default.is_none())
+            .count();
         (required..=all).contains(&arity) || function.parameters.vararg.is_some()
     };
     let functions: Vec<_> = body.iter().filter_map(Stmt::as_function_def_stmt).filter(takes).collect();
@@ -140,7 +155,9 @@ impl Stop {
         match self {
             Stop::Raised(class, message) => Judgement::Wrong(format!("{place} raised {class}: {message}")),
             Stop::Limit(what) => Judgement::Wrong(format!("{place} did not end within the limit of {what}")),
-            Stop::Unsupported(what) => Judgement::Unjudged(format!("{place} uses {what}, which is not judged here")),
+            Stop::Unsupported(what) => {
+                Judgement::Unjudged(format!("{place} uses {what}, which is not judged here"))
+            }
         }
     }
 }

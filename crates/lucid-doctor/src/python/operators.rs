@@ -30,12 +30,16 @@ impl Interpreter {
                 Ok(Value::Tuple(a.iter().chain(b.iter()).cloned().collect()))
             }
             (sequence @ (Value::Str(_) | Value::List(_) | Value::Tuple(_)), Operator::Mult, times)
-            | (times, Operator::Mult, sequence @ (Value::Str(_) | Value::List(_) | Value::Tuple(_))) => self.repeated(sequence, times),
+            | (times, Operator::Mult, sequence @ (Value::Str(_) | Value::List(_) | Value::Tuple(_))) => {
+                self.repeated(sequence, times)
+            }
             (Value::Set(a), _, Value::Set(b)) => {
                 let (a, b) = (a.borrow(), b.borrow());
                 let has = |set: &[Value<'a>], item: &Value<'a>| set.iter().any(|other| other.equals(item));
                 let items: Vec<Value<'a>> = match op {
-                    Operator::BitOr => a.iter().chain(b.iter().filter(|item| !has(&a, item))).cloned().collect(),
+                    Operator::BitOr => {
+                        a.iter().chain(b.iter().filter(|item| !has(&a, item))).cloned().collect()
+                    }
                     Operator::BitAnd => a.iter().filter(|item| has(&b, item)).cloned().collect(),
                     Operator::Sub => a.iter().filter(|item| !has(&b, item)).cloned().collect(),
                     _ => return unsupported(format!("sets with `{}`", op.as_str())),
@@ -44,13 +48,24 @@ impl Interpreter {
                 Ok(Value::Set(Rc::new(items.into())))
             }
             (Value::Str(_), Operator::Mod, _) => unsupported("`%` formatting"),
-            _ => raise("TypeError", format!("unsupported operand type(s) for {}: '{}' and '{}'", op.as_str(), left.type_name(), right.type_name())),
+            _ => raise(
+                "TypeError",
+                format!(
+                    "unsupported operand type(s) for {}: '{}' and '{}'",
+                    op.as_str(),
+                    left.type_name(),
+                    right.type_name()
+                ),
+            ),
         }
     }
 
     fn repeated<'a>(&self, sequence: &Value<'a>, times: &Value<'a>) -> Run<Value<'a>> {
         let Some(Number::Int(times)) = times.number() else {
-            return raise("TypeError", format!("can't multiply sequence by non-int of type '{}'", times.type_name()));
+            return raise(
+                "TypeError",
+                format!("can't multiply sequence by non-int of type '{}'", times.type_name()),
+            );
         };
         let times = usize::try_from(times.max(0)).unwrap_or(usize::MAX);
         let length = match sequence {
@@ -66,7 +81,9 @@ impl Interpreter {
                 let items = items.borrow();
                 Value::list(std::iter::repeat_n(items.iter(), times).flatten().cloned().collect())
             }
-            Value::Tuple(items) => Value::Tuple(std::iter::repeat_n(items.iter(), times).flatten().cloned().collect()),
+            Value::Tuple(items) => {
+                Value::Tuple(std::iter::repeat_n(items.iter(), times).flatten().cloned().collect())
+            }
             other => other.clone(),
         })
     }
@@ -74,12 +91,17 @@ impl Interpreter {
     pub(crate) fn unary<'a>(&self, op: UnaryOp, value: &Value<'a>) -> Run<Value<'a>> {
         match (op, value.number()) {
             (UnaryOp::Not, _) => Ok(Value::Bool(!value.truth())),
-            (UnaryOp::USub, Some(Number::Int(n))) => n.checked_neg().map(Value::Int).map_or_else(too_large, Ok),
+            (UnaryOp::USub, Some(Number::Int(n))) => {
+                n.checked_neg().map(Value::Int).map_or_else(too_large, Ok)
+            }
             (UnaryOp::USub, Some(Number::Float(x))) => Ok(Value::Float(-x)),
             (UnaryOp::UAdd, Some(Number::Int(n))) => Ok(Value::Int(n)),
             (UnaryOp::UAdd, Some(Number::Float(x))) => Ok(Value::Float(x)),
             (UnaryOp::Invert, Some(Number::Int(n))) => Ok(Value::Int(!n)),
-            _ => raise("TypeError", format!("bad operand type for unary {}: '{}'", op.as_str(), value.type_name())),
+            _ => raise(
+                "TypeError",
+                format!("bad operand type for unary {}: '{}'", op.as_str(), value.type_name()),
+            ),
         }
     }
 
@@ -120,7 +142,14 @@ impl Interpreter {
             (Value::Str(a), Value::Str(b)) => Ok(Some(a.cmp(b))),
             (Value::List(a), Value::List(b)) => self.deeper(|| lists(&a.borrow(), &b.borrow())),
             (Value::Tuple(a), Value::Tuple(b)) => self.deeper(|| lists(a, b)),
-            _ => raise("TypeError", format!("'<' not supported between instances of '{}' and '{}'", left.type_name(), right.type_name())),
+            _ => raise(
+                "TypeError",
+                format!(
+                    "'<' not supported between instances of '{}' and '{}'",
+                    left.type_name(),
+                    right.type_name()
+                ),
+            ),
         }
     }
 
@@ -130,7 +159,9 @@ impl Interpreter {
         }
         if let (Value::Range(start, stop, step), Some(Number::Int(n))) = (container, item.number()) {
             let inside = if *step > 0 { (*start..*stop).contains(&n) } else { n <= *start && n > *stop };
-            return Ok(inside && n.checked_sub(*start).and_then(|offset| offset.checked_rem(*step)) == Some(0));
+            return Ok(
+                inside && n.checked_sub(*start).and_then(|offset| offset.checked_rem(*step)) == Some(0)
+            );
         }
         for candidate in self.iterate(container)? {
             self.step()?;
@@ -154,7 +185,9 @@ fn integers<'a>(a: i128, op: Operator, b: i128) -> Run<Value<'a>> {
         Operator::Mult => a.checked_mul(b),
         // Python rounds towards minus infinity, Rust towards zero.
         Operator::FloorDiv if b == 0 => return zero(),
-        Operator::FloorDiv => a.checked_div_euclid(b).map(|q| if b < 0 && a.checked_rem_euclid(b) != Some(0) { q - 1 } else { q }),
+        Operator::FloorDiv => a
+            .checked_div_euclid(b)
+            .map(|q| if b < 0 && a.checked_rem_euclid(b) != Some(0) { q - 1 } else { q }),
         Operator::Mod if b == 0 => return zero(),
         Operator::Mod => a.checked_rem(b).map(|r| if r != 0 && (r < 0) != (b < 0) { r + b } else { r }),
         Operator::Pow if b < 0 => return floats(Number::Int(a).float(), op, Number::Int(b).float()),
@@ -163,7 +196,9 @@ fn integers<'a>(a: i128, op: Operator, b: i128) -> Run<Value<'a>> {
         Operator::BitOr => Some(a | b),
         Operator::BitXor => Some(a ^ b),
         Operator::LShift | Operator::RShift if b < 0 => return raise("ValueError", "negative shift count"),
-        Operator::LShift => u32::try_from(b).ok().and_then(|b| 2_i128.checked_pow(b)).and_then(|power| a.checked_mul(power)),
+        Operator::LShift => {
+            u32::try_from(b).ok().and_then(|b| 2_i128.checked_pow(b)).and_then(|power| a.checked_mul(power))
+        }
         Operator::RShift => Some(a >> b.min(127)),
         Operator::Div | Operator::MatMult => return unsupported(format!("`{}` on integers", op.as_str())),
     };
@@ -175,7 +210,9 @@ fn floats<'a>(a: f64, op: Operator, b: f64) -> Run<Value<'a>> {
         Operator::Add => a + b,
         Operator::Sub => a - b,
         Operator::Mult => a * b,
-        Operator::Div | Operator::FloorDiv | Operator::Mod if b == 0.0 => return raise("ZeroDivisionError", "division by zero"),
+        Operator::Div | Operator::FloorDiv | Operator::Mod if b == 0.0 => {
+            return raise("ZeroDivisionError", "division by zero");
+        }
         Operator::Div => a / b,
         Operator::FloorDiv => (a / b).floor(),
         Operator::Mod => a - b * (a / b).floor(),

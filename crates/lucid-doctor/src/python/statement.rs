@@ -39,11 +39,18 @@ impl Interpreter {
                 if def.is_async || !def.decorator_list.is_empty() {
                     return unsupported("async functions and decorators");
                 }
-                let function = self.closure(def.name.as_str(), Some(&def.parameters), Body::Statements(&def.body), scope)?;
+                let function = self.closure(
+                    def.name.as_str(),
+                    Some(&def.parameters),
+                    Body::Statements(&def.body),
+                    scope,
+                )?;
                 scope.set(def.name.as_str(), function);
             }
             Stmt::Return(ret) => {
-                return Ok(Flow::Return(ret.value.as_deref().map_or(Ok(Value::None), |value| self.expression(value, scope))?));
+                return Ok(Flow::Return(
+                    ret.value.as_deref().map_or(Ok(Value::None), |value| self.expression(value, scope))?,
+                ));
             }
             Stmt::Assign(assign) => {
                 let value = self.expression(&assign.value, scope)?;
@@ -87,7 +94,10 @@ impl Interpreter {
                     return self.deeper(|| self.block(&choice.body, scope));
                 }
                 for clause in &choice.elif_else_clauses {
-                    let taken = clause.test.as_ref().map_or(Ok(true), |test| self.expression(test, scope).map(|value| value.truth()))?;
+                    let taken = clause
+                        .test
+                        .as_ref()
+                        .map_or(Ok(true), |test| self.expression(test, scope).map(|value| value.truth()))?;
                     if taken {
                         return self.deeper(|| self.block(&clause.body, scope));
                     }
@@ -108,12 +118,17 @@ impl Interpreter {
                     if alias.name.as_str() != "math" {
                         return unsupported(format!("`import {}`", alias.name));
                     }
-                    scope.set(alias.asname.as_ref().map_or("math", |name| name.as_str()), Value::Module("math"));
+                    scope.set(
+                        alias.asname.as_ref().map_or("math", |name| name.as_str()),
+                        Value::Module("math"),
+                    );
                 }
             }
             Stmt::ImportFrom(import) => self.import_from(import, scope)?,
             Stmt::Global(global) => global.names.iter().for_each(|name| scope.assign_outside(name.as_str())),
-            Stmt::Nonlocal(nonlocal) => nonlocal.names.iter().for_each(|name| scope.assign_outside(name.as_str())),
+            Stmt::Nonlocal(nonlocal) => {
+                nonlocal.names.iter().for_each(|name| scope.assign_outside(name.as_str()))
+            }
             Stmt::Pass(_) => {}
             Stmt::Break(_) => return Ok(Flow::Break),
             Stmt::Continue(_) => return Ok(Flow::Continue),
@@ -156,7 +171,11 @@ impl Interpreter {
         let (class, message) = match raised {
             Some(Expr::Call(call)) => match &*call.func {
                 Expr::Name(name) => {
-                    let message = call.arguments.args.first().map_or(Ok(String::new()), |arg| self.expression(arg, scope).map(|v| v.text()))?;
+                    let message = call
+                        .arguments
+                        .args
+                        .first()
+                        .map_or(Ok(String::new()), |arg| self.expression(arg, scope).map(|v| v.text()))?;
                     (name.id.as_str(), message)
                 }
                 _ => return unsupported("raising what isn't a plain class"),
@@ -171,7 +190,10 @@ impl Interpreter {
         let mut result = match self.deeper(|| self.block(&attempt.body, scope)) {
             Ok(Flow::Next) => self.block(&attempt.orelse, scope),
             Err(Stop::Raised(class, message)) => {
-                let handler = attempt.handlers.iter().find(|ExceptHandler::ExceptHandler(handler)| catches(handler.type_.as_deref(), &class));
+                let handler = attempt
+                    .handlers
+                    .iter()
+                    .find(|ExceptHandler::ExceptHandler(handler)| catches(handler.type_.as_deref(), &class));
                 match handler {
                     Some(ExceptHandler::ExceptHandler(handler)) => {
                         if let Some(name) = &handler.name {
@@ -211,7 +233,10 @@ impl Interpreter {
     fn unpack<'a>(&self, targets: &'a [Expr], value: &Value<'a>, scope: &Rc<Scope<'a>>) -> Run<()> {
         let items = self.iterate(value)?;
         if items.len() != targets.len() {
-            return raise("ValueError", format!("cannot unpack {} values into {}", items.len(), targets.len()));
+            return raise(
+                "ValueError",
+                format!("cannot unpack {} values into {}", items.len(), targets.len()),
+            );
         }
         for (target, item) in targets.iter().zip(items) {
             self.deeper(|| self.assign(target, item, scope))?;
@@ -230,13 +255,23 @@ impl Interpreter {
                 }
             }
             Value::Dict(entries) => self.insert(&mut entries.borrow_mut(), index.clone(), value)?,
-            _ => return raise("TypeError", format!("'{}' object does not support item assignment", container.type_name())),
+            _ => {
+                return raise(
+                    "TypeError",
+                    format!("'{}' object does not support item assignment", container.type_name()),
+                );
+            }
         }
         Ok(())
     }
 
     /// Sets a key of a dictionary.
-    pub(crate) fn insert<'a>(&self, entries: &mut Vec<(Value<'a>, Value<'a>)>, key: Value<'a>, value: Value<'a>) -> Run<()> {
+    pub(crate) fn insert<'a>(
+        &self,
+        entries: &mut Vec<(Value<'a>, Value<'a>)>,
+        key: Value<'a>,
+        value: Value<'a>,
+    ) -> Run<()> {
         if matches!(key, Value::List(_) | Value::Dict(_) | Value::Set(_)) {
             return raise("TypeError", format!("unhashable type: '{}'", key.type_name()));
         }
@@ -265,7 +300,9 @@ impl Interpreter {
             if parameters.kwarg.is_some() {
                 return unsupported("`**kwargs`");
             }
-            for parameter in parameters.posonlyargs.iter().chain(&parameters.args).chain(&parameters.kwonlyargs) {
+            for parameter in
+                parameters.posonlyargs.iter().chain(&parameters.args).chain(&parameters.kwonlyargs)
+            {
                 if let Some(default) = &parameter.default {
                     defaults.push((parameter.parameter.name.as_str(), self.expression(default, scope)?));
                 }
@@ -285,7 +322,9 @@ fn catches(handler: Option<&Expr>, class: &str) -> bool {
             "LookupError" => matches!(class, "IndexError" | "KeyError"),
             name => name == class,
         },
-        Some(Expr::Tuple(tuple)) => tuple.elts.iter().any(|one| matches!(one, Expr::Name(_)) && catches(Some(one), class)),
+        Some(Expr::Tuple(tuple)) => {
+            tuple.elts.iter().any(|one| matches!(one, Expr::Name(_)) && catches(Some(one), class))
+        }
         Some(_) => false,
     }
 }

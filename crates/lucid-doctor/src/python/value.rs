@@ -62,7 +62,9 @@ impl<'a> Scope<'a> {
     }
 
     pub(crate) fn set(&self, name: &'a str, value: Value<'a>) {
-        if self.outer.borrow().contains(&name) && self.parent.as_ref().is_some_and(|parent| parent.replace(name, &value)) {
+        if self.outer.borrow().contains(&name)
+            && self.parent.as_ref().is_some_and(|parent| parent.replace(name, &value))
+        {
             return;
         }
         self.names.borrow_mut().insert(name, value);
@@ -95,11 +97,14 @@ impl<'a> Value<'a> {
         match json {
             Json::Null => Value::None,
             Json::Bool(b) => Value::Bool(*b),
-            Json::Number(n) => n.as_i64().map_or_else(|| Value::Float(n.as_f64().unwrap_or(f64::NAN)), |n| Value::Int(n.into())),
+            Json::Number(n) => n
+                .as_i64()
+                .map_or_else(|| Value::Float(n.as_f64().unwrap_or(f64::NAN)), |n| Value::Int(n.into())),
             Json::String(text) => Value::str(text),
             Json::Array(items) => Value::list(items.iter().map(Value::from_json).collect()),
             Json::Object(entries) => {
-                let entries = entries.iter().map(|(key, value)| (Value::str(key), Value::from_json(value))).collect();
+                let entries =
+                    entries.iter().map(|(key, value)| (Value::str(key), Value::from_json(value))).collect();
                 Value::Dict(Rc::new(RefCell::new(entries)))
             }
         }
@@ -109,14 +114,18 @@ impl<'a> Value<'a> {
     pub(crate) fn equals_json(&self, expected: &Json) -> bool {
         match (self, expected) {
             (Value::Tuple(items), Json::Array(expected)) => {
-                items.len() == expected.len() && items.iter().zip(expected).all(|(item, expected)| item.equals_json(expected))
+                items.len() == expected.len()
+                    && items.iter().zip(expected).all(|(item, expected)| item.equals_json(expected))
             }
             (Value::List(items), Json::Array(expected)) => {
                 let items = items.borrow();
-                items.len() == expected.len() && items.iter().zip(expected).all(|(item, expected)| item.equals_json(expected))
+                items.len() == expected.len()
+                    && items.iter().zip(expected).all(|(item, expected)| item.equals_json(expected))
             }
             // `is_even` that returns 1 is as good as True for Python, and for us.
-            (Value::Float(a), Json::Number(b)) => b.as_f64().is_some_and(|b| (a - b).abs() <= 1e-9 * b.abs().max(1.0)),
+            (Value::Float(a), Json::Number(b)) => {
+                b.as_f64().is_some_and(|b| (a - b).abs() <= 1e-9 * b.abs().max(1.0))
+            }
             _ => self.equals(&Value::from_json(expected)),
         }
     }
@@ -140,7 +149,8 @@ impl<'a> Value<'a> {
             }
             (Value::Dict(a), Value::Dict(b)) => {
                 let (a, b) = (a.borrow(), b.borrow());
-                a.len() == b.len() && a.iter().all(|(key, value)| b.iter().any(|(k, v)| key.equals(k) && value.equals(v)))
+                a.len() == b.len()
+                    && a.iter().all(|(key, value)| b.iter().any(|(k, v)| key.equals(k) && value.equals(v)))
             }
             (Value::Range(a, b, c), Value::Range(d, e, f)) => (a, b, c) == (d, e, f),
             (Value::Builtin(a), Value::Builtin(b)) => a == b,
@@ -168,7 +178,13 @@ impl<'a> Value<'a> {
             Value::List(items) | Value::Set(items) => !items.borrow().is_empty(),
             Value::Tuple(items) => !items.is_empty(),
             Value::Dict(entries) => !entries.borrow().is_empty(),
-            Value::Range(start, stop, step) => if *step > 0 { start < stop } else { start > stop },
+            Value::Range(start, stop, step) => {
+                if *step > 0 {
+                    start < stop
+                } else {
+                    start > stop
+                }
+            }
             Value::Function(_) | Value::Builtin(_) | Value::Method(_) | Value::Module(_) => true,
         }
     }
@@ -216,7 +232,12 @@ impl<'a> Value<'a> {
             Value::Set(items) if items.borrow().is_empty() => "set()".to_owned(),
             Value::Set(items) => format!("{{{}}}", join(&items.borrow())),
             Value::Dict(entries) => {
-                let shown: Vec<String> = entries.borrow().iter().take(50).map(|(k, v)| format!("{}: {}", k.repr_to(depth - 1), v.repr_to(depth - 1))).collect();
+                let shown: Vec<String> = entries
+                    .borrow()
+                    .iter()
+                    .take(50)
+                    .map(|(k, v)| format!("{}: {}", k.repr_to(depth - 1), v.repr_to(depth - 1)))
+                    .collect();
                 format!("{{{}}}", shown.join(", "))
             }
             Value::Range(start, stop, 1) => format!("range({start}, {stop})"),

@@ -21,7 +21,13 @@ pub fn render(report: &Report) -> Result<String, minijinja::Error> {
     // The name's ending turns on HTML escaping.
     environment.add_template("report.html", include_str!("report.html.jinja"))?;
     let page = environment.get_template("report.html")?;
-    let of = |info: bool| report.findings.iter().filter(|finding| (finding.severity == Severity::Info) == info).collect::<Vec<_>>();
+    let of = |info: bool| {
+        report
+            .findings
+            .iter()
+            .filter(|finding| (finding.severity == Severity::Info) == info)
+            .collect::<Vec<_>>()
+    };
     let server = report.subject.server.as_ref().map(|server| {
         let version = server.version.as_ref().map(|version| format!(" {version}")).unwrap_or_default();
         format!("{}{version}, model {}", server.dialect.name(), server.model)
@@ -79,6 +85,7 @@ fn headline(divergence: &Divergence) -> Value {
     let headline = match divergence.decision.as_str() {
         "same" => "The server computes what the checkpoint says",
         "different" => "The server does not compute what the checkpoint says",
+        "mistaken" => "The server is near the checkpoint, but nearer to a model with a known mistake",
         _ => "Not decided",
     };
     let numbers = format!(
@@ -131,7 +138,15 @@ impl Chart {
             let share = (kl.clamp(1e-6, 1.0).log10() + 6.0) / 6.0;
             ((bottom - share * (bottom - top)) * 10.0_f64).round() / 10.0
         };
-        let ticks = [(1e-6, "10⁻⁶"), (1e-5, "10⁻⁵"), (1e-4, "10⁻⁴"), (1e-3, "0.001"), (1e-2, "0.01"), (1e-1, "0.1"), (1.0, "1")];
+        let ticks = [
+            (1e-6, "10⁻⁶"),
+            (1e-5, "10⁻⁵"),
+            (1e-4, "10⁻⁴"),
+            (1e-3, "0.001"),
+            (1e-2, "0.01"),
+            (1e-1, "0.1"),
+            (1.0, "1"),
+        ];
         let slot = (right - left) / divergence.by_position.len().max(1) as f64;
         let bars = divergence.by_position.iter().enumerate().map(|(number, bin)| {
             let label = if bin.to - bin.from == 1 { bin.from.to_string() } else { format!("{}–{}", bin.from, bin.to - 1) };

@@ -287,7 +287,11 @@ impl Report {
         if self.verdict == Verdict::Undecided {
             return 2;
         }
-        u8::from(self.findings.iter().any(|finding| finding.severity >= fail_on && finding.severity > Severity::Info))
+        u8::from(
+            self.findings
+                .iter()
+                .any(|finding| finding.severity >= fail_on && finding.severity > Severity::Info),
+        )
     }
 
     /// The most likely cause, if one stands out: more likely than not.

@@ -99,11 +99,16 @@ impl Page {
             (Verdict::Healthy, _) => healthy_reason(report).to_owned(),
             (Verdict::Undecided, _) => "the examination could not come to a verdict".to_owned(),
         };
-        self.line(&format!("{}  {}", style.paint(color, &format!("{mark} {text}")), style.bold(&clean(&reason))));
+        self.line(&format!(
+            "{}  {}",
+            style.paint(color, &format!("{mark} {text}")),
+            style.bold(&clean(&reason))
+        ));
         let mut subject = Vec::new();
         if let Some(endpoint) = &report.subject.endpoint {
             let server = report.subject.server.as_ref().map(|server| {
-                let version = server.version.as_ref().map(|version| format!(" {version}")).unwrap_or_default();
+                let version =
+                    server.version.as_ref().map(|version| format!(" {version}")).unwrap_or_default();
                 format!(" ({}{version}, model {})", server.dialect.name(), server.model)
             });
             subject.push(format!("{endpoint}{}", server.unwrap_or_default()));
@@ -120,7 +125,10 @@ impl Page {
         if report.causes.is_empty() {
             if report.verdict == Verdict::Faulty {
                 self.heading("Cause");
-                self.wrapped("  ", "No cause is known for these findings. Nothing is accused without evidence.");
+                self.wrapped(
+                    "  ",
+                    "No cause is known for these findings. Nothing is accused without evidence.",
+                );
             }
             return;
         }
@@ -153,13 +161,15 @@ impl Page {
     }
 
     fn findings(&mut self, report: &Report) {
-        let shown: Vec<&Finding> = report.findings.iter().filter(|finding| finding.severity > Severity::Info).collect();
+        let shown: Vec<&Finding> =
+            report.findings.iter().filter(|finding| finding.severity > Severity::Info).collect();
         if shown.is_empty() {
             return;
         }
         self.heading("Findings");
         for finding in shown {
-            let (word, color) = if finding.severity == Severity::Error { ("error  ", RED) } else { ("warning", YELLOW) };
+            let (word, color) =
+                if finding.severity == Severity::Error { ("error  ", RED) } else { ("warning", YELLOW) };
             let id = self.style.dim(&finding.id);
             let word = self.style.paint(color, word);
             self.line(&format!("  {word}  {}  {id}", clean(&finding.title)));
@@ -187,12 +197,17 @@ impl Page {
             };
             let mark = self.style.paint(color, mark);
             if rung.state == RungState::Skipped {
-                self.line(&format!("  {mark} {:<30} {}", rung.title, clean(rung.note.as_deref().unwrap_or_default())));
+                self.line(&format!(
+                    "  {mark} {:<30} {}",
+                    rung.title,
+                    clean(rung.note.as_deref().unwrap_or_default())
+                ));
                 continue;
             }
             let rate = &rung.rate;
             let cut = if rung.cut > 0 { format!("  {} cut", rung.cut) } else { String::new() };
-            let unjudged = if rung.unjudged > 0 { format!("  {} not judged", rung.unjudged) } else { String::new() };
+            let unjudged =
+                if rung.unjudged > 0 { format!("  {} not judged", rung.unjudged) } else { String::new() };
             self.line(&format!(
                 "  {mark} {:<30} {}  {:>2}/{:<2}  {:>3.0}\u{2013}{:<3.0}%{cut}{unjudged}",
                 rung.title,
@@ -219,18 +234,34 @@ impl Page {
             self.style.bold(&divergence.decision)
         ));
         let most = divergence.by_position.iter().map(|bin| bin.kl).fold(0.0, f64::max);
-        let marks = ['\u{2581}', '\u{2582}', '\u{2583}', '\u{2584}', '\u{2585}', '\u{2586}', '\u{2587}', '\u{2588}'];
+        let marks =
+            ['\u{2581}', '\u{2582}', '\u{2583}', '\u{2584}', '\u{2585}', '\u{2586}', '\u{2587}', '\u{2588}'];
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // 0..=7
         let line: String = divergence
             .by_position
             .iter()
-            .map(|bin| marks.get(if most > 0.0 { (bin.kl / most * 7.0).round() as usize } else { 0 }).copied().unwrap_or('\u{2588}'))
+            .map(|bin| {
+                marks
+                    .get(if most > 0.0 { (bin.kl / most * 7.0).round() as usize } else { 0 })
+                    .copied()
+                    .unwrap_or('\u{2588}')
+            })
             .collect();
         if let (Some(first), Some(last)) = (divergence.by_position.first(), divergence.by_position.last()) {
-            self.line(&format!("  by position {}\u{2026}{}  {line}  highest {}", first.from, last.to - 1, nats(most)));
+            self.line(&format!(
+                "  by position {}\u{2026}{}  {line}  highest {}",
+                first.from,
+                last.to - 1,
+                nats(most)
+            ));
         }
         for fit in &divergence.hypotheses {
-            self.line(&format!("  if the server made the mistake {:<28} {:>8} nats: {}", fit.name, nats(fit.kl), fit.outcome));
+            self.line(&format!(
+                "  if the server made the mistake {:<28} {:>8} nats: {}",
+                fit.name,
+                nats(fit.kl),
+                fit.outcome
+            ));
         }
         self.wrapped("  reference: ", &divergence.semantics);
     }
@@ -247,11 +278,15 @@ impl Page {
             let text = check.reason.as_deref().unwrap_or(&check.covered);
             self.line(&format!("  {mark} {:<25} {:>6.1} s  {}", check.id, check.seconds, clean(text)));
         }
-        let skipped: Vec<_> = report.checks.iter().filter(|check| check.outcome == CheckOutcome::Skipped).collect();
+        let skipped: Vec<_> =
+            report.checks.iter().filter(|check| check.outcome == CheckOutcome::Skipped).collect();
         if !skipped.is_empty() {
             self.heading("What was not checked");
             for check in skipped {
-                self.wrapped(&format!("  \u{2013} {:<25} ", check.id), check.reason.as_deref().unwrap_or_default());
+                self.wrapped(
+                    &format!("  \u{2013} {:<25} ", check.id),
+                    check.reason.as_deref().unwrap_or_default(),
+                );
             }
         }
     }
@@ -283,7 +318,17 @@ pub(super) fn healthy_reason(report: &Report) -> &'static str {
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // rates in 0..=1
 fn bar(rate: f64, floor: f64) -> String {
     let (filled, mark) = ((rate * 20.0).round() as usize, (floor * 20.0).round() as usize);
-    (0..20).map(|cell| if cell == mark { '\u{2502}' } else if cell < filled { '\u{2588}' } else { '\u{b7}' }).collect()
+    (0..20)
+        .map(|cell| {
+            if cell == mark {
+                '\u{2502}'
+            } else if cell < filled {
+                '\u{2588}'
+            } else {
+                '\u{b7}'
+            }
+        })
+        .collect()
 }
 
 /// Texts from servers and models, without control characters.

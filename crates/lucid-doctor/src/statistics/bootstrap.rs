@@ -53,7 +53,8 @@ mod tests {
     /// error tends to 23.36 (their table 2.2), so the percentile interval is near 86.86 ± 1.96 × 23.36.
     #[test]
     fn mouse_data() {
-        let mice: Vec<(f64, f64)> = [94.0, 197.0, 16.0, 38.0, 99.0, 141.0, 23.0].map(|days| (days, 1.0)).to_vec();
+        let mice: Vec<(f64, f64)> =
+            [94.0, 197.0, 16.0, 38.0, 99.0, 141.0, 23.0].map(|days| (days, 1.0)).to_vec();
         let estimate = mean_with_interval(&mice, 7).unwrap();
         assert!((estimate.mean - 86.857).abs() < 1e-3, "{estimate:?}");
         assert!((estimate.low - 41.1).abs() < 6.0 && (estimate.high - 132.6).abs() < 6.0, "{estimate:?}");

@@ -51,9 +51,12 @@ mod tests {
     /// method 3 (score without continuity correction).
     #[test]
     fn newcombes_examples() {
-        for (passed, trials, low, high) in
-            [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0000, 0.1611), (1, 29, 0.0061, 0.1718)]
-        {
+        for (passed, trials, low, high) in [
+            (81, 263, 0.2553, 0.3662),
+            (15, 148, 0.0624, 0.1605),
+            (0, 20, 0.0000, 0.1611),
+            (1, 29, 0.0061, 0.1718),
+        ] {
             let rate = wilson(passed, trials);
             assert!((rate.low - low).abs() < 5e-5 && (rate.high - high).abs() < 5e-5, "{rate:?}");
         }

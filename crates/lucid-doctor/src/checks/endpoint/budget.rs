@@ -4,6 +4,8 @@ use lucid_client::{ChatRequest, Message};
 
 use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
 use crate::evidence::{Answer, AnswerKind, Examination};
+use crate::knowledge::Judge;
+use crate::ladder::{Judged, judge};
 use crate::report::{Finding, ProofKind, Severity};
 
 pub(crate) struct Budget;
@@ -49,8 +51,11 @@ impl Check for Budget {
         }
         if examination.evidence.answers.is_empty() {
             let (number, outcome) = examination.chat(&endpoint, &ask(512));
-            let answer = outcome.map_err(|error| format!("the request with max_tokens 512 failed: {error}"))?;
-            examination.evidence.answers.push(Answer::new(&answer, number, 512));
+            let answer =
+                outcome.map_err(|error| format!("the request with max_tokens 512 failed: {error}"))?;
+            let mut answer = Answer::new(&answer, number, 512);
+            answer.right = judge(Judge::Contains, answer.text(), "Paris", &[]) == Judged::Right;
+            examination.evidence.answers.push(answer);
         }
         let answers = &examination.evidence.answers;
         findings.extend(sides(self.id(), answers));
@@ -66,13 +71,19 @@ fn sides(check: &str, answers: &[Answer]) -> Vec<Finding> {
         Some(answer) => finding.proof(ProofKind::Exchange, answer.exchange.to_string(), shown(answer)),
         None => finding,
     };
-    let which = |test: &dyn Fn(&Answer) -> bool| answers.iter().filter(|answer| test(answer)).collect::<Vec<_>>();
-    let hidden = which(&|answer| answer.kind == AnswerKind::InsideReasoning);
+    let which =
+        |test: &dyn Fn(&Answer) -> bool| answers.iter().filter(|answer| test(answer)).collect::<Vec<_>>();
+    // Only a right answer in the wrong field is the parser's doing; a garbled model that ends inside its reasoning isn't.
+    let hidden = which(&|answer| answer.kind == AnswerKind::InsideReasoning && answer.right);
     let tagged = which(&Answer::shows_think_tag);
     let cut = which(&|answer| answer.kind == AnswerKind::Cut);
     // One answer of many may honestly end without a word; a parser that fails, fails on most.
     if hidden.len() * 4 >= answers.len().max(1) {
-        let title = format!("{} of {} answers have no content: the answer is inside the reasoning", hidden.len(), answers.len());
+        let title = format!(
+            "{} of {} answers have no content: the answer is inside the reasoning",
+            hidden.len(),
+            answers.len()
+        );
         let finding = Finding::new(check, "answer-inside-reasoning", Severity::Error, title)
             .detail("The model ended by itself (finish_reason `stop`) and wrote an answer, but the server put all of it into the reasoning field. This is not incoherence, and more tokens don't help.");
         findings.push(example(finding, &hidden));
@@ -85,17 +96,27 @@ fn sides(check: &str, answers: &[Answer]) -> Vec<Finding> {
     }
     if !cut.is_empty() {
         let capped = cut.iter().filter(|answer| answer.capped_by_server()).count();
-        let title = format!("{} of {} answers are empty because the reasoning used up the token budget", cut.len(), answers.len());
+        let title = format!(
+            "{} of {} answers are empty because the reasoning used up the token budget",
+            cut.len(),
+            answers.len()
+        );
         let detail = if capped > 0 {
-            format!("{capped} of them ended before the `max_tokens` that was asked for: the server has a smaller cap of its own.")
+            format!(
+                "{capped} of them ended before the `max_tokens` that was asked for: the server has a smaller cap of its own."
+            )
         } else {
             "finish_reason is `length`, the reasoning is there, the content is empty. This is not incoherence.".to_owned()
         };
-        findings.push(example(Finding::new(check, "answers-cut", Severity::Warning, title).detail(detail), &cut));
+        findings
+            .push(example(Finding::new(check, "answers-cut", Severity::Warning, title).detail(detail), &cut));
     }
-    let both = which(&|answer| answer.kind == AnswerKind::Content && !answer.reasoning.is_empty() && !answer.shows_think_tag());
+    let both = which(&|answer| {
+        answer.kind == AnswerKind::Content && !answer.reasoning.is_empty() && !answer.shows_think_tag()
+    });
     if findings.is_empty() && !both.is_empty() {
-        let title = format!("Reasoning and content come apart in {} of {} answers", both.len(), answers.len());
+        let title =
+            format!("Reasoning and content come apart in {} of {} answers", both.len(), answers.len());
         findings.push(Finding::new(check, "separates", Severity::Info, title));
     }
     findings
@@ -107,7 +128,11 @@ fn shown(answer: &Answer) -> String {
         if text.is_empty() { format!("{name} empty") } else { format!("{name} \u{201c}{beginning}\u{201d}") }
     };
     let reason = if answer.length { "length" } else { "stop" };
-    format!("finish_reason {reason}, {}, {}", side("content", &answer.content), side("reasoning", &answer.reasoning))
+    format!(
+        "finish_reason {reason}, {}, {}",
+        side("content", &answer.content),
+        side("reasoning", &answer.reasoning)
+    )
 }
 
 #[cfg(test)]
@@ -116,7 +141,10 @@ mod tests {
 
     fn answer(content: &str, reasoning: &str, finish: &str) -> Answer {
         let json = serde_json::json!({"choices": [{"message": {"content": content, "reasoning": reasoning}, "finish_reason": finish}], "usage": {"completion_tokens": 20}});
-        Answer::new(&serde_json::from_value(json).unwrap(), 1, 21)
+        Answer {
+            right: reasoning.contains("Paris"),
+            ..Answer::new(&serde_json::from_value(json).unwrap(), 1, 21)
+        }
     }
 
     fn found(answers: &[Answer]) -> Vec<String> {
@@ -127,9 +155,22 @@ mod tests {
     fn budget_and_parser_are_told_apart() {
         let whole = answer("Paris.", "The user asks.", "stop");
         assert_eq!(found(&[whole.clone(), whole.clone()]), ["endpoint.budget/separates"]);
-        assert_eq!(found(&[whole.clone(), answer("", "The user asks", "length")]), ["endpoint.budget/answers-cut"]);
-        assert_eq!(found(&[answer("", "The user asks.Paris.", "stop")]), ["endpoint.budget/answer-inside-reasoning"]);
-        assert_eq!(found(&[answer("The user asks.</think>Paris.", "", "stop")]), ["endpoint.budget/think-tag-in-content"]);
+        assert_eq!(
+            found(&[whole.clone(), answer("", "The user asks", "length")]),
+            ["endpoint.budget/answers-cut"]
+        );
+        assert_eq!(
+            found(&[answer("", "The user asks.Paris.", "stop")]),
+            ["endpoint.budget/answer-inside-reasoning"]
+        );
+        assert!(
+            found(&[answer("", "Nina lamp the of 7", "stop")]).is_empty(),
+            "a garbled model is no parser fault"
+        );
+        assert_eq!(
+            found(&[answer("The user asks.</think>Paris.", "", "stop")]),
+            ["endpoint.budget/think-tag-in-content"]
+        );
         let many: Vec<Answer> = (0..9).map(|_| whole.clone()).chain([answer("", "Hm.", "stop")]).collect();
         assert_eq!(found(&many), ["endpoint.budget/separates"], "one odd answer convicts nobody");
     }

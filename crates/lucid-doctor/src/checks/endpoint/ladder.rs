@@ -16,6 +16,8 @@ pub(crate) struct Ladder;
 const FIRST_BUDGET: u32 = 512;
 /// Tokens for the second attempt of an answer that the first budget cut.
 const SECOND_BUDGET: u32 = 4_096;
+/// No rung fails on fewer judged answers.
+const LEAST: u64 = 3;
 /// So many answers may use up the second budget before no more are tried with it.
 const PATIENCE: usize = 2;
 
@@ -48,16 +50,30 @@ impl Check for Ladder {
         let scores = &examination.evidence.ladder;
         climb.findings.extend(summary(scores));
         if let Some(answer) = examination.evidence.answers.iter().find(|answer| answer.is_one_character()) {
-            let finding = Finding::new(self.id(), "one-character", Severity::Error, "An answer is one character over and over")
-                .proof(ProofKind::Exchange, answer.exchange.to_string(), excerpt(&format!("{}{}", answer.reasoning, answer.content)));
+            let finding = Finding::new(
+                self.id(),
+                "one-character",
+                Severity::Error,
+                "An answer is one character over and over",
+            )
+            .proof(
+                ProofKind::Exchange,
+                answer.exchange.to_string(),
+                excerpt(&format!("{}{}", answer.reasoning, answer.content)),
+            );
             climb.findings.push(finding);
         }
         let judged: u64 = scores.iter().map(|score| score.rate.trials).sum();
         let climbed = scores.iter().filter(|score| score.state != RungState::Skipped).count();
         if judged == 0 && climb.findings.iter().all(|finding| finding.severity == Severity::Info) {
-            return Err(Skip("no answer could be judged: all were cut by the token budget, or failed".to_owned()));
+            return Err(Skip(
+                "no answer could be judged: all were cut by the token budget, or failed".to_owned(),
+            ));
         }
-        Ok(Examined { findings: climb.findings, covered: format!("{climbed} rungs, {judged} judged answers") })
+        Ok(Examined {
+            findings: climb.findings,
+            covered: format!("{climbed} rungs, {judged} judged answers"),
+        })
     }
 }
 
@@ -99,7 +115,8 @@ impl Climb {
                 Outcome::Wrong(exchange, reason, text) => {
                     trials += 1;
                     if score.note.is_none() {
-                        score.note = Some(format!("exchange {exchange}: {reason}; it says \u{201c}{text}\u{201d}"));
+                        score.note =
+                            Some(format!("exchange {exchange}: {reason}; it says \u{201c}{text}\u{201d}"));
                     }
                 }
                 Outcome::Cut => score.cut += 1,
@@ -109,26 +126,36 @@ impl Climb {
                 }
             }
             // Certain already: the rest would only cost.
-            if wilson(passed, trials).high < rung.floor {
+            if trials >= LEAST && wilson(passed, trials).high < rung.floor {
                 break;
             }
         }
         score.rate = wilson(passed, trials);
         score.state = match trials {
             0 => RungState::Undecided,
-            _ if score.rate.high < rung.floor => RungState::Failing,
+            LEAST.. if score.rate.high < rung.floor => RungState::Failing,
             _ if score.rate.observed() >= rung.floor => RungState::Passed,
             _ => RungState::Undecided,
         };
         score
     }
 
-    fn ask(&mut self, examination: &mut Examination<'_>, endpoint: &Endpoint, rung: &Rung, question: &Question) -> Outcome {
+    fn ask(
+        &mut self,
+        examination: &mut Examination<'_>,
+        endpoint: &Endpoint,
+        rung: &Rung,
+        question: &Question,
+    ) -> Outcome {
         let mut answer = match self.chat(examination, endpoint, question, FIRST_BUDGET) {
             Ok(answer) => answer,
             Err(reason) => return Outcome::Unjudged(reason),
         };
-        if answer.length && !answer.capped_by_server() && !answer.is_one_character() && self.endless < PATIENCE {
+        if answer.length
+            && !answer.capped_by_server()
+            && !answer.is_one_character()
+            && self.endless < PATIENCE
+        {
             match self.chat(examination, endpoint, question, SECOND_BUDGET) {
                 Ok(second) => answer = second,
                 // A context that is too short for the second budget leaves the first answer.
@@ -142,25 +169,39 @@ impl Climb {
         let cut = answer.kind == AnswerKind::Cut && (answer.capped_by_server() || self.endless == 0);
         let (exchange, text) = (answer.exchange, answer.text().to_owned());
         let endless = answer.length && !answer.capped_by_server();
+        let judged = judge(rung.judge, &text, &question.answer, &question.cases);
+        answer.right = judged == Judged::Right;
         examination.evidence.answers.push(answer);
         if cut {
             return Outcome::Cut;
         }
-        match judge(rung.judge, &text, &question.answer, &question.cases) {
+        match judged {
             Judged::Right => Outcome::Right,
-            Judged::Wrong(_) if endless => Outcome::Wrong(exchange, "it doesn't come to an end".to_owned(), excerpt(&text)),
+            Judged::Wrong(_) if endless => {
+                Outcome::Wrong(exchange, "it doesn't come to an end".to_owned(), excerpt(&text))
+            }
             Judged::Wrong(reason) => Outcome::Wrong(exchange, reason, excerpt(&text)),
             Judged::Unjudged(reason) => Outcome::Unjudged(reason),
         }
     }
 
-    fn chat(&mut self, examination: &mut Examination<'_>, endpoint: &Endpoint, question: &Question, budget: u32) -> Result<Answer, String> {
+    fn chat(
+        &mut self,
+        examination: &mut Examination<'_>,
+        endpoint: &Endpoint,
+        question: &Question,
+        budget: u32,
+    ) -> Result<Answer, String> {
         // Servers refuse a request whose prompt and max_tokens together exceed the context. With the checkpoint we
         // count the prompt; without it, four characters a token is what tokenizers reach on our sentences.
         let characters: usize = question.messages.iter().map(|message| message.content.len() + 16).sum();
-        let counted = examination.reference.as_ref().and_then(|reference| reference.prompt(&question.messages).ok());
+        let counted =
+            examination.reference.as_ref().and_then(|reference| reference.prompt(&question.messages).ok());
         let prompt = counted.map_or(characters / 4, |tokens| tokens.len()) as u64;
-        let room = endpoint.info().max_model_len.map_or(u64::from(u32::MAX), |length| length.saturating_sub(prompt + 16).max(64));
+        let room = endpoint
+            .info()
+            .max_model_len
+            .map_or(u64::from(u32::MAX), |length| length.saturating_sub(prompt + 16).max(64));
         let max_tokens = budget.min(u32::try_from(room).unwrap_or(u32::MAX));
         let request = ChatRequest {
             max_tokens: Some(max_tokens),
@@ -173,9 +214,14 @@ impl Climb {
             Ok(answer) => Ok(Answer::new(&answer, number, max_tokens)),
             Err(error) => {
                 if self.findings.iter().all(|finding| !finding.id.ends_with("/requests-failed")) {
-                    let finding = Finding::new("endpoint.ladder", "requests-failed", Severity::Error, "The server refuses or fails ordinary chat requests")
-                        .detail(error.to_string())
-                        .proof(ProofKind::Exchange, number.to_string(), error.to_string());
+                    let finding = Finding::new(
+                        "endpoint.ladder",
+                        "requests-failed",
+                        Severity::Error,
+                        "The server refuses or fails ordinary chat requests",
+                    )
+                    .detail(error.to_string())
+                    .proof(ProofKind::Exchange, number.to_string(), error.to_string());
                     self.findings.push(finding);
                 }
                 Err(format!("exchange {number}: {error}"))
@@ -195,25 +241,61 @@ enum Outcome {
 fn summary(scores: &[RungScore]) -> Vec<Finding> {
     let check = "endpoint.ladder";
     let judged: Vec<&RungScore> = scores.iter().filter(|score| score.rate.trials > 0).collect();
-    let failing: Vec<&RungScore> = judged.iter().copied().filter(|score| score.state == RungState::Failing).collect();
+    let failing: Vec<&RungScore> =
+        judged.iter().copied().filter(|score| score.state == RungState::Failing).collect();
     let mut findings: Vec<Finding> = failing
         .iter()
         .map(|score| {
-            let rate = format!("{} of {} right (95 % interval {:.0}\u{2013}{:.0} %), a healthy model has at least {:.0} %", score.rate.passed, score.rate.trials, score.rate.low * 100.0, score.rate.high * 100.0, score.floor * 100.0);
-            Finding::new(check, &format!("{}-low", score.id), Severity::Error, format!("The model fails the rung \u{201c}{}\u{201d}: {} of {} answers right", score.title, score.rate.passed, score.rate.trials))
-                .detail(score.note.clone().unwrap_or_default())
-                .confidence(0.975)
-                .proof(ProofKind::Number, score.id.clone(), rate)
+            let rate = format!(
+                "{} of {} right (95 % interval {:.0}\u{2013}{:.0} %), a healthy model has at least {:.0} %",
+                score.rate.passed,
+                score.rate.trials,
+                score.rate.low * 100.0,
+                score.rate.high * 100.0,
+                score.floor * 100.0
+            );
+            Finding::new(
+                check,
+                &format!("{}-low", score.id),
+                Severity::Error,
+                format!(
+                    "The model fails the rung \u{201c}{}\u{201d}: {} of {} answers right",
+                    score.title, score.rate.passed, score.rate.trials
+                ),
+            )
+            .detail(score.note.clone().unwrap_or_default())
+            .confidence(0.975)
+            .proof(ProofKind::Number, score.id.clone(), rate)
         })
         .collect();
     let is_long = |score: &&RungScore| score.id.ends_with("needle");
-    let short_ones_pass = judged.iter().filter(|score| !is_long(score)).all(|score| score.state == RungState::Passed);
-    if failing.is_empty() && !judged.is_empty() && judged.iter().all(|score| score.state == RungState::Passed) {
-        findings.push(Finding::new(check, "coherent", Severity::Info, "The model climbs every rung of the ladder"));
+    let short_ones_pass =
+        judged.iter().filter(|score| !is_long(score)).all(|score| score.state == RungState::Passed);
+    if failing.is_empty() && !judged.is_empty() && judged.iter().all(|score| score.state == RungState::Passed)
+    {
+        findings.push(Finding::new(
+            check,
+            "coherent",
+            Severity::Info,
+            "The model climbs every rung of the ladder",
+        ));
     } else if !failing.is_empty() && failing.len() * 4 >= judged.len() * 3 {
-        findings.push(Finding::new(check, "incoherent", Severity::Error, "The model is incoherent: most rungs of the ladder fail").confidence(0.99));
+        findings.push(
+            Finding::new(
+                check,
+                "incoherent",
+                Severity::Error,
+                "The model is incoherent: most rungs of the ladder fail",
+            )
+            .confidence(0.99),
+        );
     } else if !failing.is_empty() && failing.iter().all(is_long) && short_ones_pass {
-        findings.push(Finding::new(check, "only-long-fails", Severity::Info, "Short prompts work, long ones fail"));
+        findings.push(Finding::new(
+            check,
+            "only-long-fails",
+            Severity::Info,
+            "Short prompts work, long ones fail",
+        ));
     }
     findings
 }

@@ -46,10 +46,18 @@ impl Check for Liveness {
             Err(error) => {
                 examination.evidence.obstacles.push(error.to_string());
                 let slug = if error.is_unreachable() { "unreachable" } else { "not-a-model-server" };
-                let finding = Finding::new(self.id(), slug, Severity::Error, "No OpenAI-compatible server answers at the endpoint")
-                    .detail(error.to_string())
-                    .proof(ProofKind::Exchange, "1", error.to_string());
-                return Ok(Examined { findings: vec![finding], covered: "nothing: no server answered".to_owned() });
+                let finding = Finding::new(
+                    self.id(),
+                    slug,
+                    Severity::Error,
+                    "No OpenAI-compatible server answers at the endpoint",
+                )
+                .detail(error.to_string())
+                .proof(ProofKind::Exchange, "1", error.to_string());
+                return Ok(Examined {
+                    findings: vec![finding],
+                    covered: "nothing: no server answered".to_owned(),
+                });
             }
         };
         let info = endpoint.info().clone();
@@ -59,14 +67,20 @@ impl Check for Liveness {
         if let Err(error) = health
             && !matches!(error, lucid_client::Error::Status { status: 404 | 405, .. })
         {
-            let finding = Finding::new("endpoint.liveness", "unhealthy", Severity::Warning, "The server calls itself unhealthy")
-                .detail(error.to_string())
-                .proof(ProofKind::Exchange, number.to_string(), error.to_string());
+            let finding = Finding::new(
+                "endpoint.liveness",
+                "unhealthy",
+                Severity::Warning,
+                "The server calls itself unhealthy",
+            )
+            .detail(error.to_string())
+            .proof(ProofKind::Exchange, number.to_string(), error.to_string());
             findings.push(finding);
         }
         let version = info.version.map(|version| format!(" {version}")).unwrap_or_default();
         let length = info.max_model_len.map(|length| format!(", context {length}")).unwrap_or_default();
-        let covered = format!("{}{version} answers with the model `{}`{length}", info.dialect.name(), info.model);
+        let covered =
+            format!("{}{version} answers with the model `{}`{length}", info.dialect.name(), info.model);
         examination.endpoint = Some(endpoint);
         Ok(Examined { findings, covered })
     }

@@ -70,25 +70,35 @@ impl Check for Logprobs {
                     continue;
                 }
             };
-            let score = compare(&mut scorer, &observed).map_err(|error| format!("the reference failed: {error}"))?;
+            let score =
+                compare(&mut scorer, &observed).map_err(|error| format!("the reference failed: {error}"))?;
             if score.positions.is_empty() {
                 continue;
             }
             let decision = test.observe(score.mean_kl() / SCALE);
-            scores.push(score);
-            examination.evidence.observed.push(observed);
+            scores.push(score.clone());
+            examination.evidence.observed.push((observed, score));
             if decision != Decision::Open && scores.len() >= LEAST {
                 break;
             }
         }
         if scores.is_empty() {
-            return Err(Skip(refused.unwrap_or_else(|| "the server returned no log-probabilities".to_owned())));
+            return Err(Skip(
+                refused.unwrap_or_else(|| "the server returned no log-probabilities".to_owned()),
+            ));
         }
         let decision = test.decision();
         let capabilities = endpoint.dialect().capabilities();
-        let of = if capabilities.prompt_logprobs { "prompt and generated tokens" } else { "generated tokens" };
+        let of =
+            if capabilities.prompt_logprobs { "prompt and generated tokens" } else { "generated tokens" };
         let divergence = summarize(&scores, decision, of, scorer.semantics().to_string());
-        let (finding, covered) = conclude(self.id(), &divergence, decision, started.elapsed().as_secs_f64(), &examination.evidence.observed);
+        let (finding, covered) = conclude(
+            self.id(),
+            &divergence,
+            decision,
+            started.elapsed().as_secs_f64(),
+            examination.evidence.observed.first().map_or(0, |(observed, _)| observed.exchange),
+        );
         examination.evidence.divergence = Some(divergence);
         match finding {
             Some(finding) => Ok(Examined { findings: vec![finding], covered }),
@@ -97,19 +107,35 @@ impl Check for Logprobs {
     }
 }
 
-/// The questions of the ladder, shuffled: text that models of this family are at home in.
+/// The questions of the ladder, shuffled: text that models of this family are at home in. One needle among the first, for
+/// the positions beyond a few hundred; more of them would only cost.
 fn prompts(seed: u64, most: usize) -> Vec<Vec<Message>> {
     let ladder = ladder();
-    let rungs = ladder.rungs.iter().filter(|rung| rung.needle_sentences.is_none_or(|sentences| sentences < 200));
-    let mut prompts: Vec<Vec<Message>> = rungs.flat_map(|rung| questions(rung, &ladder.haystack, 1, seed)).map(|question| question.messages).collect();
+    let of = |needles: bool| {
+        let rungs = ladder.rungs.iter().filter(move |rung| match rung.needle_sentences {
+            Some(sentences) => needles && sentences < 200,
+            None => !needles,
+        });
+        rungs.flat_map(|rung| questions(rung, &ladder.haystack, 1, seed)).map(|question| question.messages)
+    };
+    let mut prompts: Vec<Vec<Message>> = of(false).collect();
     Random::new(seed).shuffle(&mut prompts);
+    if let Some(needle) = of(true).next() {
+        prompts.insert(prompts.len().min(2), needle);
+    }
     prompts.truncate(most);
     prompts
 }
 
 /// Asks for log-probabilities the best way that the dialect has.
-fn ask(examination: &mut Examination<'_>, endpoint: &Endpoint, messages: &[Message]) -> Result<Observed, String> {
-    let reference = |examination: &Examination<'_>| examination.reference.as_ref().map(|reference| (reference.prompt(messages), reference.max_len()));
+fn ask(
+    examination: &mut Examination<'_>,
+    endpoint: &Endpoint,
+    messages: &[Message],
+) -> Result<Observed, String> {
+    let reference = |examination: &Examination<'_>| {
+        examination.reference.as_ref().map(|reference| (reference.prompt(messages), reference.max_len()))
+    };
     let (prompt, max_len) = reference(examination).ok_or("the checkpoint can't be read")?;
     let prompt = prompt?;
     if prompt.len() + GENERATED as usize > max_len {
@@ -143,8 +169,10 @@ fn ask(examination: &mut Examination<'_>, endpoint: &Endpoint, messages: &[Messa
 fn summarize(scores: &[PromptScore], decision: Decision, of: &str, semantics: String) -> Divergence {
     let positions: Vec<_> = scores.iter().flat_map(|score| &score.positions).collect();
     let over_prompts = |value: &dyn Fn(&crate::evidence::PositionScore) -> f64| {
-        let clusters: Vec<(f64, f64)> =
-            scores.iter().map(|score| (score.positions.iter().map(value).sum(), score.positions.len() as f64)).collect();
+        let clusters: Vec<(f64, f64)> = scores
+            .iter()
+            .map(|score| (score.positions.iter().map(value).sum(), score.positions.len() as f64))
+            .collect();
         mean_with_interval(&clusters, 1).unwrap_or(Estimate { mean: 0.0, low: 0.0, high: 0.0 })
     };
     let agreeing = positions.iter().filter(|position| position.top1).count();
@@ -152,9 +180,18 @@ fn summarize(scores: &[PromptScore], decision: Decision, of: &str, semantics: St
     let edges: Vec<usize> = std::iter::once(1).chain((3..).map(|power| 1 << power)).take(20).collect();
     let bins = edges.windows(2).filter_map(|edge| {
         let &[from, to] = edge else { return None };
-        let inside: Vec<_> = positions.iter().filter(|position| (from..to).contains(&position.position)).collect();
-        let mean = |value: &dyn Fn(&crate::evidence::PositionScore) -> f64| inside.iter().map(|position| value(position)).sum::<f64>() / inside.len() as f64;
-        (!inside.is_empty()).then(|| PositionBin { from, to, positions: inside.len(), kl: mean(&|p| p.kl.min(1.0)), delta: mean(&|p| p.delta) })
+        let inside: Vec<_> =
+            positions.iter().filter(|position| (from..to).contains(&position.position)).collect();
+        let mean = |value: &dyn Fn(&crate::evidence::PositionScore) -> f64| {
+            inside.iter().map(|position| value(position)).sum::<f64>() / inside.len() as f64
+        };
+        (!inside.is_empty()).then(|| PositionBin {
+            from,
+            to,
+            positions: inside.len(),
+            kl: mean(&|p| p.kl.min(1.0)),
+            delta: mean(&|p| p.delta),
+        })
     });
     Divergence {
         decision: match decision {
@@ -175,7 +212,13 @@ fn summarize(scores: &[PromptScore], decision: Decision, of: &str, semantics: St
     }
 }
 
-fn conclude(check: &str, divergence: &Divergence, decision: Decision, seconds: f64, observed: &[Observed]) -> (Option<Finding>, String) {
+fn conclude(
+    check: &str,
+    divergence: &Divergence,
+    decision: Decision,
+    seconds: f64,
+    exchange: usize,
+) -> (Option<Finding>, String) {
     let numbers = format!(
         "{} nats a token (95 % interval {} to {}), likeliest token equal or tied at {:.1} % of positions",
         nats(divergence.kl.mean),
@@ -183,16 +226,29 @@ fn conclude(check: &str, divergence: &Divergence, decision: Decision, seconds: f
         nats(divergence.kl.high),
         divergence.top1_agreement * 100.0
     );
-    let effort = format!("{} {} of {} prompts, {seconds:.1} s", divergence.positions, divergence.of, divergence.prompts);
-    let exchange = observed.first().map_or(0, |observed| observed.exchange).to_string();
+    let effort = format!(
+        "{} {} of {} prompts, {seconds:.1} s",
+        divergence.positions, divergence.of, divergence.prompts
+    );
     let finding = match decision {
-        Decision::Same => Finding::new(check, "agrees", Severity::Info, "The server computes what the checkpoint says")
-            .detail(format!("Divergence at least {numbers}.")),
-        Decision::Different => Finding::new(check, "differs", Severity::Error, "The server does not compute what the checkpoint says")
-            .detail(format!("Divergence at least {numbers}; an honest server stays below {:.2}.", LOW * SCALE))
-            .proof(ProofKind::Exchange, exchange, "the first of the compared answers"),
+        Decision::Same => {
+            Finding::new(check, "agrees", Severity::Info, "The server computes what the checkpoint says")
+                .detail(format!("Divergence at least {numbers}."))
+        }
+        Decision::Different => Finding::new(
+            check,
+            "differs",
+            Severity::Error,
+            "The server does not compute what the checkpoint says",
+        )
+        .detail(format!("Divergence at least {numbers}; an honest server stays below {:.2}.", LOW * SCALE))
+        .proof(ProofKind::Exchange, exchange.to_string(), "the first of the compared answers"),
         Decision::Open => return (None, format!("not decided after {effort}: {numbers}")),
     };
-    let finding = finding.confidence(1.0 - ALPHA).proof(ProofKind::Number, "divergence", format!("{numbers}; decided after {effort}"));
+    let finding = finding.confidence(1.0 - ALPHA).proof(
+        ProofKind::Number,
+        "divergence",
+        format!("{numbers}; decided after {effort}"),
+    );
     (Some(finding), format!("{effort}; decided at an error rate of {:.0} %", ALPHA * 100.0))
 }
