@@ -7,7 +7,7 @@ use std::sync::mpsc::{Sender, channel};
 use lucid_checkpoint::Checkpoint;
 use serde::Serialize;
 
-use crate::cpu::CpuModel;
+use crate::backend::{Backend, Device};
 use crate::kv_cache::{PAGE_TOKENS, PagePool};
 use crate::sampler;
 use crate::scheduler::{Limits, Scheduler};
@@ -17,6 +17,8 @@ use crate::{Error, Event, Request, Semantics, SemanticsOptions};
 /// Sizes and limits of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
+    /// Where the model runs.
+    pub device: Device,
     /// Arithmetic.
     pub semantics: SemanticsOptions,
     /// Longest sequence, prompt and answer together; `None` takes the model's `max_position_embeddings`.
@@ -29,13 +31,14 @@ pub struct EngineOptions {
     pub max_waiting: usize,
     /// Tokens that one step computes at the most (prompts are cut into chunks).
     pub max_step_tokens: usize,
-    /// Worker threads; `None` takes the machine's cores.
+    /// Worker threads of the processor; `None` takes the machine's cores.
     pub threads: Option<usize>,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
         EngineOptions {
+            device: Device::Cpu,
             semantics: SemanticsOptions::default(),
             max_model_len: None,
             kv_cache_tokens: 65_536,
@@ -138,7 +141,8 @@ impl Engine {
     /// Loads the model and starts its thread.
     ///
     /// # Errors
-    /// When the checkpoint is incomplete or unsupported, an option makes no sense, or threads can't be started.
+    /// When the checkpoint is incomplete or unsupported, an option makes no sense, threads can't be started, or the device
+    /// can't be used.
     pub fn start(checkpoint: &Checkpoint, options: &EngineOptions) -> Result<Engine, Error> {
         let config = checkpoint.config();
         let max_model_len = options.max_model_len.unwrap_or(config.max_position_embeddings);
@@ -166,14 +170,20 @@ impl Engine {
                 expected: "it must hold at least one sequence of max_model_len tokens",
             });
         }
-        let model = CpuModel::load(checkpoint, &options.semantics, options.threads, max_model_len)?;
-        let cache = model.new_cache(pool.total());
+        let mut model = Backend::load(
+            options.device,
+            checkpoint,
+            &options.semantics,
+            options.threads,
+            max_model_len,
+            options.max_step_tokens,
+        )?;
+        model.set_cache(pool.total())?;
         let semantics = model.semantics().clone();
         let limits = Limits { max_running: options.max_running, max_step_tokens: options.max_step_tokens };
         let shared = Arc::new(Shared::new(pool.total()));
         let (commands, inbox) = channel();
-        let stepper =
-            Stepper::new(model, cache, Scheduler::new(limits, pool), Arc::clone(&shared), max_model_len);
+        let stepper = Stepper::new(model, Scheduler::new(limits, pool), Arc::clone(&shared), max_model_len);
         std::thread::Builder::new()
             .name("lucid-engine".into())
             .spawn(move || stepper.run(&inbox))

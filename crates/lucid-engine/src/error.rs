@@ -47,6 +47,37 @@ pub enum Error {
         /// The position.
         position: usize,
     },
+    /// No usable GPU, driver or kernel compiler.
+    #[error("no CUDA here: {problem}; {hint}")]
+    NoGpu {
+        /// What is missing or too old.
+        problem: String,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// The GPU's memory is too small.
+    #[error(
+        "the GPU has no room for {wanted} more bytes ({free} of {total} are free): use a smaller kv_cache_tokens or \
+         max_step_tokens, or end other programs on this GPU (see nvidia-smi)"
+    )]
+    GpuMemory {
+        /// Bytes that were asked for.
+        wanted: usize,
+        /// Bytes that are free.
+        free: usize,
+        /// Bytes in all.
+        total: usize,
+    },
+    /// The GPU failed; its memory and all requests on it are lost.
+    #[error(
+        "the GPU failed while {doing}: {problem}; check nvidia-smi and the kernel's log (dmesg) for Xid errors, and restart"
+    )]
+    Gpu {
+        /// What was being done.
+        doing: &'static str,
+        /// What the driver says.
+        problem: String,
+    },
     /// The operating system refused threads or memory.
     #[error("cannot start the engine's threads: {0}")]
     Threads(std::io::Error),

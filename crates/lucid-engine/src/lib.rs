@@ -3,7 +3,9 @@
 //! [`Engine`] serves requests in one continuous batch; [`Scorer`] says what the model thinks of given tokens. Both run the same
 //! forward pass, and a token's result does not depend on what else is in the batch, on chunks, or on threads.
 
+mod backend;
 mod cpu;
+mod cuda;
 mod engine;
 mod error;
 mod kv_cache;
@@ -17,6 +19,7 @@ mod semantics;
 mod stepper;
 mod weights;
 
+pub use backend::Device;
 pub use cpu::{Observer, Route};
 pub use engine::{Engine, EngineOptions, Rejected, RequestId, Stats};
 pub use error::Error;

@@ -2,7 +2,8 @@
 
 use lucid_checkpoint::{Checkpoint, TokenId};
 
-use crate::cpu::{CpuModel, LatentCache, Observer, Span};
+use crate::backend::{Backend, Device};
+use crate::cpu::{Observer, Span};
 use crate::kv_cache::{PAGE_TOKENS, PageId, PagePool};
 use crate::logprobs::log_softmax;
 use crate::{Error, Semantics, SemanticsOptions};
@@ -14,14 +15,13 @@ const LOGIT_ROWS: usize = 16;
 
 /// Scores token sequences, teacher-forced.
 pub struct Scorer {
-    model: CpuModel,
+    model: Backend,
     pool: PagePool,
     pages: Vec<PageId>,
-    cache: LatentCache,
 }
 
 impl Scorer {
-    /// Loads a model for scoring.
+    /// Loads a model for scoring, on the processor.
     ///
     /// # Errors
     /// When the checkpoint is incomplete or unsupported, or threads can't be started.
@@ -30,9 +30,22 @@ impl Scorer {
         semantics: &SemanticsOptions,
         threads: Option<usize>,
     ) -> Result<Scorer, Error> {
+        Scorer::on(Device::Cpu, checkpoint, semantics, threads)
+    }
+
+    /// Loads a model for scoring, on a device of choice; `threads` are the processor's.
+    ///
+    /// # Errors
+    /// When the checkpoint is incomplete or unsupported, threads can't be started, or the device can't be used.
+    pub fn on(
+        device: Device,
+        checkpoint: &Checkpoint,
+        semantics: &SemanticsOptions,
+        threads: Option<usize>,
+    ) -> Result<Scorer, Error> {
         let positions = checkpoint.config().max_position_embeddings;
-        let model = CpuModel::load(checkpoint, semantics, threads, positions)?;
-        Ok(Scorer { cache: model.new_cache(0), pool: PagePool::new(0), pages: Vec::new(), model })
+        let model = Backend::load(device, checkpoint, semantics, threads, positions, CHUNK)?;
+        Ok(Scorer { pool: PagePool::new(0), pages: Vec::new(), model })
     }
 
     /// What is computed, and how.
@@ -47,7 +60,7 @@ impl Scorer {
     /// # Errors
     /// Unknown tokens, more tokens than positions, logits that are not finite.
     pub fn score(&mut self, tokens: &[TokenId], visit: impl FnMut(usize, &[f32])) -> Result<(), Error> {
-        self.score_observed(tokens, visit, &mut ())
+        self.run(tokens, visit, None::<&mut ()>)
     }
 
     /// The same, and `observer` sees hidden states and routes, in chunks of 256 tokens.
@@ -57,8 +70,17 @@ impl Scorer {
     pub fn score_observed(
         &mut self,
         tokens: &[TokenId],
-        mut visit: impl FnMut(usize, &[f32]),
+        visit: impl FnMut(usize, &[f32]),
         observer: &mut impl Observer,
+    ) -> Result<(), Error> {
+        self.run(tokens, visit, Some(observer))
+    }
+
+    fn run(
+        &mut self,
+        tokens: &[TokenId],
+        mut visit: impl FnMut(usize, &[f32]),
+        mut observer: Option<&mut impl Observer>,
     ) -> Result<(), Error> {
         self.make_room(tokens)?;
         let vocab = self.model.config().vocab_size;
@@ -66,10 +88,10 @@ impl Scorer {
         for (number, chunk) in tokens.chunks(CHUNK).enumerate() {
             let first = number * CHUNK;
             let span = Span { pages: &self.pages, position: first, count: chunk.len(), row: 0 };
-            self.model.forward(chunk, &[span], &mut self.cache, observer);
+            self.model.forward(chunk, &[span], observer.as_deref_mut())?;
             let rows: Vec<usize> = (0..chunk.len()).collect();
             for rows in rows.chunks(LOGIT_ROWS) {
-                self.model.logits(rows, &mut logits);
+                self.model.logits(rows, &mut logits)?;
                 for (&row, logits) in rows.iter().zip(logits.chunks_exact_mut(vocab)) {
                     let position = first + row;
                     log_softmax(logits).map_err(|_| Error::NotFinite { position })?;
@@ -92,7 +114,7 @@ impl Scorer {
         if tokens.len() > self.pool.total() * PAGE_TOKENS {
             self.pages.clear();
             self.pool = PagePool::new(tokens.len());
-            self.cache = self.model.new_cache(self.pool.total());
+            self.model.set_cache(self.pool.total())?;
         }
         let room = self.pool.extend(&mut self.pages, tokens.len());
         debug_assert!(room, "the pool was made for these tokens");

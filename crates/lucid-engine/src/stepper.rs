@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use lucid_checkpoint::TokenId;
 
-use crate::cpu::{CpuModel, LatentCache, Span};
+use crate::Error;
+use crate::backend::Backend;
+use crate::cpu::Span;
 use crate::engine::{RequestId, Stats};
 use crate::logprobs::{log_softmax, token_logprobs};
 use crate::request::{Event, Finish, Request, TokenLogprobs};
@@ -82,8 +84,7 @@ struct Active {
 
 /// The thread's state.
 pub struct Stepper {
-    model: CpuModel,
-    cache: LatentCache,
+    model: Backend,
     scheduler: Scheduler,
     shared: Arc<Shared>,
     active: HashMap<RequestId, Active>,
@@ -91,27 +92,23 @@ pub struct Stepper {
     /// Source of seeds for requests without one.
     entropy: RandomState,
     plan: Vec<Work>,
+    /// One row for each sequence that draws in this step, in the order of the plan.
+    next_logits: Vec<f32>,
     logits: Vec<f32>,
     logprobs: Vec<f32>,
 }
 
 impl Stepper {
-    pub fn new(
-        model: CpuModel,
-        cache: LatentCache,
-        scheduler: Scheduler,
-        shared: Arc<Shared>,
-        max_model_len: usize,
-    ) -> Stepper {
+    pub fn new(model: Backend, scheduler: Scheduler, shared: Arc<Shared>, max_model_len: usize) -> Stepper {
         Stepper {
             model,
-            cache,
             scheduler,
             shared,
             active: HashMap::new(),
             max_model_len,
             entropy: RandomState::new(),
             plan: Vec::new(),
+            next_logits: Vec::new(),
             logits: Vec::new(),
             logprobs: Vec::new(),
         }
@@ -121,12 +118,16 @@ impl Stepper {
     pub fn run(mut self, inbox: &Receiver<Command>) {
         while self.take_commands(inbox) {
             // A panic here is a bug; it must not leave callers waiting for events that never come.
-            if catch_unwind(AssertUnwindSafe(|| self.step())).is_err() {
-                let reason = "the engine's thread panicked: please report this with the server's output";
-                self.shared.mark_unhealthy(reason.to_owned());
-                self.end_all(&Finish::Failed(reason.to_owned()));
-                return;
-            }
+            let reason = match catch_unwind(AssertUnwindSafe(|| self.step())) {
+                Ok(Ok(())) => continue,
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => {
+                    "the engine's thread panicked: please report this with the server's output".to_owned()
+                }
+            };
+            self.shared.mark_unhealthy(reason.clone());
+            self.end_all(&Finish::Failed(reason));
+            return;
         }
         self.end_all(&Finish::Cancelled);
     }
@@ -135,6 +136,8 @@ impl Stepper {
     fn take_commands(&mut self, inbox: &Receiver<Command>) -> bool {
         loop {
             let command = if self.active.is_empty() {
+                // What is shown while nothing happens must be that nothing happens.
+                self.publish();
                 match inbox.recv() {
                     Ok(command) => command,
                     Err(_) => return false,
@@ -177,18 +180,22 @@ impl Stepper {
     }
 
     /// One step of the model, and its events.
-    fn step(&mut self) {
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn step(&mut self) -> Result<(), Error> {
         let mut plan = std::mem::take(&mut self.plan);
         self.scheduler.plan(&mut plan);
-        self.forward(&plan);
+        self.forward(&plan)?;
         self.scheduler.computed(&plan);
+        self.compute_next_logits(&plan)?;
         let mut finished = Vec::new();
-        let mut first_row = 0;
+        let (mut first_row, mut drawing) = (0, 0);
         for work in &plan {
-            self.prompt_logprobs(work, first_row, &mut finished);
-            let sequence = &self.scheduler.running()[work.running];
-            if sequence.computed == sequence.tokens.len() {
-                self.next_token(work, first_row + work.count - 1, &mut finished);
+            self.prompt_logprobs(work, first_row, &mut finished)?;
+            if self.is_complete(work) {
+                self.next_token(work, drawing, &mut finished);
+                drawing += 1;
             }
             first_row += work.count;
         }
@@ -196,9 +203,29 @@ impl Stepper {
             self.finish(id, finish);
         }
         self.plan = plan;
+        Ok(())
     }
 
-    fn forward(&mut self, plan: &[Work]) {
+    /// Whether all tokens of a sequence are computed, so that the next one can be drawn.
+    fn is_complete(&self, work: &Work) -> bool {
+        let sequence = &self.scheduler.running()[work.running];
+        sequence.computed == sequence.tokens.len()
+    }
+
+    /// All sequences at once: the output matrix is the largest of the model, and is read once.
+    fn compute_next_logits(&mut self, plan: &[Work]) -> Result<(), Error> {
+        let mut rows = Vec::new();
+        let mut next_row = 0;
+        for work in plan {
+            next_row += work.count;
+            if self.is_complete(work) {
+                rows.push(next_row - 1);
+            }
+        }
+        self.model.logits(&rows, &mut self.next_logits)
+    }
+
+    fn forward(&mut self, plan: &[Work]) -> Result<(), Error> {
         let mut tokens = Vec::new();
         let mut spans = Vec::new();
         for work in plan {
@@ -207,38 +234,44 @@ impl Stepper {
             tokens.extend_from_slice(&sequence.tokens[work.first..work.first + work.count]);
             spans.push(Span { pages: &sequence.pages, position: work.first, count: work.count, row });
         }
-        self.model.forward(&tokens, &spans, &mut self.cache, &mut ());
+        self.model.forward(&tokens, &spans, None::<&mut ()>)
     }
 
     /// Scores the prompt tokens that follow the computed ones, if the request wants that.
-    fn prompt_logprobs(&mut self, work: &Work, first_row: usize, finished: &mut Vec<(RequestId, Finish)>) {
+    fn prompt_logprobs(
+        &mut self,
+        work: &Work,
+        first_row: usize,
+        finished: &mut Vec<(RequestId, Finish)>,
+    ) -> Result<(), Error> {
         let sequence = &self.scheduler.running()[work.running];
-        let Some(active) = self.active.get_mut(&sequence.id) else { return };
-        let Some(top) = active.request.prompt_logprobs else { return };
+        let Some(active) = self.active.get_mut(&sequence.id) else { return Ok(()) };
+        let Some(top) = active.request.prompt_logprobs else { return Ok(()) };
         let prompt = &active.request.prompt;
         // A preempted request computes its prompt again, but has these already.
         let wanted =
             active.prompt_logprobs.len().max(work.first + 1)..prompt.len().min(work.first + work.count + 1);
         if active.prompt_sent || wanted.is_empty() {
-            return;
+            return Ok(());
         }
         let rows: Vec<usize> = wanted.clone().map(|next| first_row + next - 1 - work.first).collect();
         let mut next = wanted.start;
         for rows in rows.chunks(LOGIT_ROWS) {
-            self.model.logits(rows, &mut self.logits);
+            self.model.logits(rows, &mut self.logits)?;
             for logits in self.logits.chunks_exact_mut(self.model.config().vocab_size) {
                 if log_softmax(logits).is_err() {
                     finished.push((sequence.id, not_finite(&self.shared, sequence.id, next - 1)));
-                    return;
+                    return Ok(());
                 }
                 active.prompt_logprobs.push(Some(token_logprobs(logits, prompt[next], top)));
                 next += 1;
             }
         }
+        Ok(())
     }
 
-    /// Draws the token that follows `row`.
-    fn next_token(&mut self, work: &Work, row: usize, finished: &mut Vec<(RequestId, Finish)>) {
+    /// Draws a sequence's next token; it is the `drawing`-th of this step.
+    fn next_token(&mut self, work: &Work, drawing: usize, finished: &mut Vec<(RequestId, Finish)>) {
         let sequence = &self.scheduler.running()[work.running];
         let (id, position) = (sequence.id, sequence.computed - 1);
         if finished.last().is_some_and(|(done, _)| *done == id) {
@@ -258,18 +291,20 @@ impl Stepper {
         if active.max_tokens == 0 {
             return finished.push((id, Finish::Length));
         }
-        self.model.logits(&[row], &mut self.logits);
-        if !self.logits.iter().all(|x| x.is_finite()) {
+        let vocab = self.model.config().vocab_size;
+        let logits = &mut self.next_logits[drawing * vocab..(drawing + 1) * vocab];
+        if !logits.iter().all(|x| x.is_finite()) {
             return finished.push((id, not_finite(&self.shared, id, position)));
         }
         if active.request.logprobs.is_some() {
-            self.logprobs.clone_from(&self.logits);
+            self.logprobs.clear();
+            self.logprobs.extend_from_slice(logits);
             // Finite, as was just seen.
             let _ = log_softmax(&mut self.logprobs);
         }
         let forbidden: &[TokenId] =
             if active.generated < active.request.min_tokens { &active.request.stop_tokens } else { &[] };
-        let token = active.sampler.draw(&mut self.logits, forbidden);
+        let token = active.sampler.draw(logits, forbidden);
         let logprobs = active.request.logprobs.map(|top| token_logprobs(&self.logprobs, token, top));
         active.generated += 1;
         self.shared.update(|stats| stats.generated_tokens += 1);

@@ -1,82 +1,15 @@
 //! The engine against transformers' DeepseekV3ForCausalLM (float32) on the same weights.
 
+mod goldens;
+
 use std::collections::BTreeMap;
-use std::path::Path;
 
-use lucid_checkpoint::{Checkpoint, Files, TokenId};
+use goldens::{Goldens, LATENT_NORM_EPS, TOLERANCE, canary, prompts};
 use lucid_engine::{Mode, Observer, Route, Scorer, SemanticsOptions};
-
-/// transformers builds the latent norms with this epsilon whatever the config says.
-const LATENT_NORM_EPS: f64 = 1e-6;
-/// The largest difference of a log-probability that rounding explains.
-const TOLERANCE: f32 = 2e-3;
-
-fn models() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models"))
-}
-
-fn canary() -> Checkpoint {
-    Checkpoint::open(Files::open(&models().join("canary")).unwrap()).unwrap()
-}
 
 fn scorer(mode: Mode) -> Scorer {
     let semantics = SemanticsOptions { mode, latent_norm_eps: Some(LATENT_NORM_EPS), plant: None };
     Scorer::new(&canary(), &semantics, None).unwrap()
-}
-
-#[derive(Clone)]
-struct Prompt {
-    name: String,
-    tokens: Vec<TokenId>,
-    prompt_len: usize,
-}
-
-fn prompts() -> Vec<Prompt> {
-    let text = std::fs::read_to_string(models().join("canary-golden/golden.json")).unwrap();
-    let golden: BTreeMap<String, serde_json::Value> = serde_json::from_str(&text).unwrap();
-    let ids = |value: &serde_json::Value| -> Vec<TokenId> { serde_json::from_value(value.clone()).unwrap() };
-    golden
-        .iter()
-        .map(|(name, entry)| {
-            let mut tokens = ids(&entry["prompt_ids"]);
-            let prompt_len = tokens.len();
-            tokens.extend(ids(&entry["completion_ids"]));
-            Prompt { name: name.clone(), tokens, prompt_len }
-        })
-        .collect()
-}
-
-/// The tensors of golden.safetensors, read with nothing but the format's definition.
-struct Goldens {
-    header: serde_json::Value,
-    data: Vec<u8>,
-}
-
-impl Goldens {
-    fn open() -> Goldens {
-        let bytes = std::fs::read(models().join("canary-golden/golden.safetensors")).unwrap();
-        let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-        Goldens {
-            header: serde_json::from_slice(&bytes[8..8 + len]).unwrap(),
-            data: bytes[8 + len..].to_vec(),
-        }
-    }
-
-    fn words(&self, name: &str) -> (Vec<usize>, Vec<[u8; 4]>) {
-        let entry = &self.header[name];
-        let range: [usize; 2] = serde_json::from_value(entry["data_offsets"].clone()).unwrap();
-        let shape = serde_json::from_value(entry["shape"].clone()).unwrap();
-        (shape, self.data[range[0]..range[1]].as_chunks::<4>().0.to_vec())
-    }
-
-    fn f32s(&self, name: &str) -> (Vec<usize>, Vec<f32>) {
-        let (shape, words) = self.words(name);
-        (shape, words.into_iter().map(f32::from_le_bytes).collect())
-    }
-
-    fn ids(&self, name: &str) -> Vec<usize> {
-        self.words(name).1.into_iter().map(|word| i32::from_le_bytes(word) as usize).collect()
-    }
 }
 
 #[test]

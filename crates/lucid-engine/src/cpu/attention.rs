@@ -14,8 +14,9 @@ use super::threads::Threads;
 use super::weighted_sum::weighted_sum;
 use crate::kv_cache::{PAGE_TOKENS, PageId};
 
-/// Query vectors (tokens times heads) that one task holds: their running sums stay in the core's own cache.
-const BLOCK_QUERIES: usize = 32;
+/// Query vectors (tokens times heads) that one task holds: their running sums stay in the core's own cache, and it is a
+/// multiple of the widest tile, 6.
+const BLOCK_QUERIES: usize = 48;
 
 /// Consecutive tokens of one sequence in this step, whose cache entries are written already.
 #[derive(Clone, Copy)]

@@ -41,7 +41,8 @@ impl<'a> Load<'a> for F32 {
         if let Row::F32(bytes) = row { Some(F32(bytes.as_ptr())) } else { None }
     }
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn load(self, block: usize) -> [__m256; 2] {
         // SAFETY: 64 bytes of the row, as the caller promises; unaligned loads.
         unsafe {
@@ -56,7 +57,8 @@ impl<'a> Load<'a> for F16 {
         if let Row::F16(bytes) = row { Some(F16(bytes.as_ptr())) } else { None }
     }
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn load(self, block: usize) -> [__m256; 2] {
         // SAFETY: 32 bytes of the row.
         unsafe {
@@ -71,13 +73,18 @@ impl<'a> Load<'a> for Bf16 {
         if let Row::Bf16(bytes) = row { Some(Bf16(bytes.as_ptr())) } else { None }
     }
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn load(self, block: usize) -> [__m256; 2] {
         // SAFETY: 32 bytes of the row. A bf16 is the high half of an f32.
         unsafe {
             let at = self.0.add(32 * block).cast::<__m128i>();
-            let widen = |v| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(v)));
-            [widen(_mm_loadu_si128(at)), widen(_mm_loadu_si128(at.add(1)))]
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(at));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.add(1)));
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+            ]
         }
     }
 }
@@ -87,13 +94,18 @@ impl<'a> Load<'a> for F8E4m3 {
         if let Row::F8E4m3(bytes) = row { Some(F8E4m3(bytes.as_ptr())) } else { None }
     }
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn load(self, block: usize) -> [__m256; 2] {
         // SAFETY: 16 bytes of the row; a byte is always inside the table of 256.
         unsafe {
             let bytes = _mm_loadu_si128(self.0.add(16 * block).cast());
-            let half = |v| _mm256_i32gather_ps::<4>(E4M3.as_ptr(), _mm256_cvtepu8_epi32(v));
-            [half(bytes), half(_mm_srli_si128::<8>(bytes))]
+            let low = _mm256_cvtepu8_epi32(bytes);
+            let high = _mm256_cvtepu8_epi32(_mm_srli_si128::<8>(bytes));
+            [
+                _mm256_i32gather_ps::<4>(E4M3.as_ptr(), low),
+                _mm256_i32gather_ps::<4>(E4M3.as_ptr(), high),
+            ]
         }
     }
 }
@@ -107,7 +119,8 @@ impl<'a> Load<'a> for Nvfp4 {
         }
     }
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn load(self, block: usize) -> [__m256; 2] {
         // SAFETY: 8 bytes of codes and one scale of the row. Doubled magnitudes are whole numbers, so a byte shuffle
         // decodes them; halving the scale in exchange is exact.
@@ -119,8 +132,9 @@ impl<'a> Load<'a> for Nvfp4 {
             let doubled = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
             let values = _mm_shuffle_epi8(doubled, _mm_unpacklo_epi8(even, odd));
             let scale = _mm256_set1_ps(0.5 * E4M3[*self.scales.add(block) as usize]);
-            let half = |v| _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), scale);
-            [half(values), half(_mm_srli_si128::<8>(values))]
+            let low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(values));
+            let high = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(values)));
+            [_mm256_mul_ps(low, scale), _mm256_mul_ps(high, scale)]
         }
     }
 }
@@ -166,7 +180,7 @@ pub(super) unsafe fn dots<'w, 'x>(
 /// Decodes one row, without the global scale.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn decode(row: Row<'_>, out: &mut [f32]) {
-    #[inline(always)]
+    #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn blocks<'a, L: Load<'a>>(row: Row<'a>, out: &mut [f32]) -> bool {
         let Some(load) = L::of(row) else { return false };
         for (block, out) in out.chunks_exact_mut(BLOCK).enumerate() {
@@ -195,7 +209,8 @@ unsafe fn decode(row: Row<'_>, out: &mut [f32]) {
 }
 
 /// All rows and tokens in tiles that fit the sixteen vector registers: 4 rows by 1 or 2 tokens, 2 rows by 3 to 6.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tiles<'w, 'x, L: Load<'w>>(
     (rows, tokens, cols): (usize, usize, usize),
     row: impl Fn(usize) -> Row<'w>,
@@ -236,7 +251,8 @@ unsafe fn tiles<'w, 'x, L: Load<'w>>(
     }
 }
 
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile<'a, L: Load<'a>, const R: usize, const T: usize>(
     rows: [Row<'a>; R],
     xs: [&[f32]; T],
@@ -245,14 +261,17 @@ unsafe fn tile<'a, L: Load<'a>, const R: usize, const T: usize>(
     assert!(xs.iter().all(|x| x.len() >= cols), "a vector is shorter than the rows");
     let loads: [Option<L>; R] = rows.map(L::of);
     let blocks = cols / BLOCK;
-    // SAFETY: features as promised by the caller.
-    let mut sums = [[unsafe { _mm256_setzero_ps() }; T]; R];
+    let mut sums = [[_mm256_setzero_ps(); T]; R];
     // All rows of a call come from one matrix, so one `None` means all: the layout was matched by the caller.
     let Some(loads) = all(loads) else { return [[f32::NAN; T]; R] };
     for block in 0..blocks {
         // SAFETY: the block is inside `cols`, which every row and vector has.
         unsafe {
-            let weights: [[__m256; 2]; R] = loads.map(|load| load.load(block));
+            // No closures in here: they would not have the vector features, and nothing would be inlined.
+            let mut weights = [[_mm256_setzero_ps(); 2]; R];
+            for r in 0..R {
+                weights[r] = loads[r].load(block);
+            }
             for (half, start) in [block * BLOCK, block * BLOCK + LANES].into_iter().enumerate() {
                 for t in 0..T {
                     let x = _mm256_loadu_ps(xs[t].as_ptr().add(start));

@@ -18,4 +18,7 @@ mod weighted_sum;
 
 pub use cache::LatentCache;
 pub use forward::{CpuModel, Observer, Span};
+pub use rope::{Rope, softmax_scale};
 pub use router::Route;
+#[cfg(test)]
+pub use router::route;

@@ -44,7 +44,7 @@ fn plain(
     }
 }
 
-/// Four queries by sixteen columns a tile: eight running sums in registers while the entries pass.
+/// Six queries by sixteen columns a tile: twelve running sums in registers while the entries pass.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn avx2(
@@ -56,7 +56,8 @@ unsafe fn avx2(
 ) {
     use std::arch::x86_64::*;
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
     unsafe fn tile<const Q: usize>(
         weights: *const f32,
         values: *const f32,
@@ -99,10 +100,12 @@ unsafe fn avx2(
                     1 => tile::<1>(weights, values, stride, entries, sums, cols),
                     2 => tile::<2>(weights, values, stride, entries, sums, cols),
                     3 => tile::<3>(weights, values, stride, entries, sums, cols),
-                    _ => tile::<4>(weights, values, stride, entries, sums, cols),
+                    4 => tile::<4>(weights, values, stride, entries, sums, cols),
+                    5 => tile::<5>(weights, values, stride, entries, sums, cols),
+                    _ => tile::<6>(weights, values, stride, entries, sums, cols),
                 }
             }
-            q += 4;
+            q += 6;
         }
     }
 }

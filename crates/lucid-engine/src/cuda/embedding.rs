@@ -1,0 +1,20 @@
+//! Tokens to vectors.
+
+use super::driver::{Address, Gpu, launch};
+use super::kernels::Kernels;
+use super::weights::DeviceMatrix;
+use crate::Error;
+
+/// `hidden[t] = matrix[tokens[t]]`; `tokens` `[count]` u32, `hidden` `[count, cols]` f32, both on the GPU.
+pub fn embed(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    matrix: &DeviceMatrix,
+    count: usize,
+    tokens: Address,
+    hidden: Address,
+) -> Result<(), Error> {
+    let (layout, scale, width) = (matrix.layout as i32, matrix.global_scale, matrix.cols as u32);
+    let (values, scales) = (matrix.values.address(), matrix.scales_address());
+    launch!(gpu, kernels.embed, (count, 1, 1), 256, 0; layout, values, scales, scale, width, tokens, hidden)
+}

@@ -1,0 +1,206 @@
+//! The feed-forward half of a layer: one SwiGLU block, or routed experts and a shared one.
+
+use super::driver::{Address, Buffer, Gpu, launch};
+use super::kernels::{Kernels, Order, TERMS, VisitsArgs};
+use super::matmul::{Product, multiply};
+use super::router::Routes;
+use super::weights::{Experts, Layout, Mlps};
+use crate::Error;
+
+/// Buffers of the feed-forward half, made for the largest step.
+pub struct ExpertBuffers {
+    /// `[visits, 3, width]` bf16
+    activated: Buffer,
+    /// `[visits, hidden]` f32
+    down: Buffer,
+}
+
+impl ExpertBuffers {
+    /// For `visits` visits to blocks of up to `width`.
+    ///
+    /// # Errors
+    /// When the memory is missing.
+    pub fn new(gpu: &Gpu, visits: usize, width: usize, hidden: usize) -> Result<ExpertBuffers, Error> {
+        Ok(ExpertBuffers {
+            activated: gpu.allocate(visits * TERMS * width * 2)?,
+            down: gpu.allocate(visits * hidden * 4)?,
+        })
+    }
+
+    /// Where the outputs of visits stand.
+    #[cfg(test)]
+    pub fn outputs(&self) -> Address {
+        self.down.address()
+    }
+}
+
+/// A step's normalized vectors, in both orders.
+#[derive(Clone, Copy)]
+pub struct Normed {
+    /// `[tokens, 3, hidden]` bf16
+    pub natural: Address,
+    /// The same in NVFP4's order.
+    pub nvfp4: Address,
+}
+
+/// `hidden += Σ_e w_e · Expert_e(x) + Shared(x)`.
+#[allow(clippy::too_many_arguments)] // What a layer has.
+pub fn run(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    experts: &Experts,
+    routes: &Routes,
+    buffers: &ExpertBuffers,
+    count: usize,
+    x: Normed,
+    hidden: Address,
+) -> Result<(), Error> {
+    let router = Product::new(&experts.router, vectors(x, experts.router.layout, experts.router.cols));
+    multiply(gpu, kernels, router.into(routes.logits.address()), None, count)?;
+    let bias = experts.bias.as_ref().map_or(Address::NULL, Buffer::address);
+    routes.choose(gpu, kernels, bias, count)?;
+    let at_a_time = if count <= 2 { 2 } else { 8 };
+    let mlps = &experts.routed;
+    visit(gpu, kernels, mlps, routes.visits(), routes.most_active(count), at_a_time, x, buffers)?;
+    let shared = i32::from(experts.shared_joined);
+    combine(gpu, kernels, buffers, Some(routes), shared, count, mlps.hidden, hidden)?;
+    match &experts.shared {
+        Some(shared) => swiglu(gpu, kernels, shared, buffers, count, x, hidden),
+        None => Ok(()),
+    }
+}
+
+/// `hidden += down · (silu(gate · x) ⊙ (up · x))` for one block.
+pub fn swiglu(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    mlp: &Mlps,
+    buffers: &ExpertBuffers,
+    count: usize,
+    x: Normed,
+    hidden: Address,
+) -> Result<(), Error> {
+    let visits = VisitsArgs {
+        first: Address::NULL,
+        visitors: Address::NULL,
+        active: Address::NULL,
+        tokens: Address::NULL,
+        count: count as u32,
+    };
+    let at_a_time = if count <= 2 { 2 } else { 8 };
+    visit(gpu, kernels, mlp, visits, 1, at_a_time, x, buffers)?;
+    combine(gpu, kernels, buffers, None, 1, count, mlp.hidden, hidden)
+}
+
+fn vectors(x: Normed, layout: Layout, cols: usize) -> Address {
+    match layout.order(cols) {
+        Order::Natural => x.natural,
+        Order::Nvfp4 => x.nvfp4,
+    }
+}
+
+/// All visits: `outputs[v] = Expert(x[token of v])`. `slots` is the most experts that can be active; `at_a_time` visitors share
+/// a pass over the weights (2 or 8; the bits are the same), 0 asks for the plain kernels.
+#[allow(clippy::too_many_arguments)] // The kernels'.
+pub fn visit(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    mlps: &Mlps,
+    visits: VisitsArgs,
+    slots: usize,
+    at_a_time: usize,
+    x: Normed,
+    buffers: &ExpertBuffers,
+) -> Result<(), Error> {
+    gate_up(gpu, kernels, mlps, visits, slots, at_a_time, x, buffers)?;
+    down(gpu, kernels, mlps, visits, slots, at_a_time, buffers)
+}
+
+/// Whether the tensor-core kernels take such blocks.
+fn is_fast(layout: Layout, cols: usize, at_a_time: usize) -> bool {
+    layout == Layout::Nvfp4 && layout.is_fast(cols) && at_a_time > 0
+}
+
+/// Blocks of eight warps, sixteen rows a warp or more warps a row.
+fn row_blocks(rows: usize, slices: usize) -> usize {
+    rows.div_ceil(8 / slices * 16)
+}
+
+/// `activated[v] = silu(gate · x) ⊙ (up · x)`.
+#[allow(clippy::too_many_arguments)] // The kernels'.
+pub fn gate_up(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    mlps: &Mlps,
+    visits: VisitsArgs,
+    slots: usize,
+    at_a_time: usize,
+    x: Normed,
+    buffers: &ExpertBuffers,
+) -> Result<(), Error> {
+    let (rows, cols) = (mlps.width as u32, mlps.hidden as u32);
+    let (gate, up) = (mlps.gate.args(), mlps.up.args());
+    let activated = buffers.activated.address();
+    let vectors = vectors(x, mlps.gate_layout, mlps.hidden);
+    let down_order = mlps.down_layout.order(mlps.width);
+    if is_fast(mlps.gate_layout, mlps.hidden, at_a_time) {
+        let slices = mlps.gate_layout.slices(mlps.hidden);
+        let kernel = if at_a_time == 2 { kernels.experts_gate_up_2 } else { kernels.experts_gate_up_8 };
+        let grid = (row_blocks(mlps.width, slices), slots, 1);
+        let slices = slices as u32;
+        launch!(gpu, kernel, grid, 256, 0; gate, up, rows, cols, visits, vectors, activated, down_order, slices)
+    } else {
+        let (layout, order) = (mlps.gate_layout as i32, mlps.gate_layout.order(mlps.hidden));
+        let grid = (mlps.width.div_ceil(8), slots, 1);
+        launch!(gpu, kernels.experts_gate_up_plain, grid, 256, 0;
+            layout, gate, up, rows, cols, visits, vectors, order, activated, down_order)
+    }
+}
+
+/// `outputs[v] = down · activated[v]`.
+pub fn down(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    mlps: &Mlps,
+    visits: VisitsArgs,
+    slots: usize,
+    at_a_time: usize,
+    buffers: &ExpertBuffers,
+) -> Result<(), Error> {
+    let (rows, cols, down) = (mlps.hidden as u32, mlps.width as u32, mlps.down.args());
+    let (activated, y) = (buffers.activated.address(), buffers.down.address());
+    if is_fast(mlps.down_layout, mlps.width, at_a_time) {
+        let slices = mlps.down_layout.slices(mlps.width);
+        let kernel = if at_a_time == 2 { kernels.experts_down_2 } else { kernels.experts_down_8 };
+        let grid = (row_blocks(mlps.hidden, slices), slots, 1);
+        let slices = slices as u32;
+        launch!(gpu, kernel, grid, 256, 0; down, rows, cols, visits, activated, y, slices)
+    } else {
+        let (layout, order) = (mlps.down_layout as i32, mlps.down_layout.order(mlps.width));
+        let grid = (mlps.hidden.div_ceil(8), slots, 1);
+        launch!(gpu, kernels.experts_down_plain, grid, 256, 0;
+            layout, down, rows, cols, visits, activated, order, y)
+    }
+}
+
+#[allow(clippy::too_many_arguments)] // The kernel's.
+fn combine(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    buffers: &ExpertBuffers,
+    routes: Option<&Routes>,
+    shared: i32,
+    count: usize,
+    width: usize,
+    hidden: Address,
+) -> Result<(), Error> {
+    let y = buffers.down.address();
+    let (places, weights, per_token) = match routes {
+        Some(routes) => (routes.places.address(), routes.weights.address(), routes.per_token()),
+        None => (Address::NULL, Address::NULL, 0),
+    };
+    let shared_first = (count * per_token) as u32;
+    let (per_token, columns) = (per_token as u32, width as u32);
+    launch!(gpu, kernels.combine, (width.div_ceil(256), count, 1), 256, 0;
+        y, places, weights, per_token, shared, shared_first, columns, hidden)
+}

@@ -1,0 +1,405 @@
+//! The forward pass on the GPU, block by block, in the order of `cpu/forward.rs`.
+
+use lucid_checkpoint::{Checkpoint, Config, TokenId};
+
+use super::attention::{self, PartialSums, Shape, StepRows};
+use super::cache::LatentCache;
+use super::driver::{Address, Buffer, Gpu, Pinned};
+use super::embedding::embed;
+use super::experts::{self, ExpertBuffers, Normed};
+use super::graph::Graphs;
+use super::kernels::{Kernels, Order, TERMS};
+use super::matmul::{Product, multiply};
+use super::norm::rms_norm;
+use super::rope::upload_angles;
+use super::router::Routes;
+use super::step::StepInputs;
+use super::weights::{Attention, DeviceMatrix, FeedForward, Layer, Query, Weights};
+use crate::cpu::{Observer, Span, softmax_scale};
+use crate::{Error, Semantics, SemanticsOptions};
+
+/// Up to so many tokens a step is recorded as a graph: more take long enough to hide the starts.
+const RECORDED_TOKENS: usize = 64;
+/// Rows of logits at a time: 16 of Kimi's are 10 MB.
+const LOGIT_ROWS: usize = 16;
+
+/// A model on a GPU, its cache and its scratch memory.
+pub struct CudaModel {
+    config: Config,
+    semantics: Semantics,
+    // Dropped before what it names.
+    graphs: Graphs,
+    cache: LatentCache,
+    step: StepInputs,
+    logit_rows: Pinned,
+    scratch: Scratch,
+    partial: PartialSums,
+    routes: Option<Routes>,
+    experts: ExpertBuffers,
+    angles: Buffer,
+    weights: Weights,
+    kernels: Kernels,
+    shape: Shape,
+    max_tokens: usize,
+    gpu: Gpu,
+}
+
+/// Buffers of the largest step. f32, or split form (three bf16 a value).
+struct Scratch {
+    hidden: Buffer,       // [tokens, hidden] f32: the residual stream
+    normed: Buffer,       // [tokens, 3, hidden], natural order; after the last layer the final norm's output
+    normed_nvfp4: Buffer, // the same in NVFP4's order
+    query_low: Buffer,    // [tokens, Q] f32
+    query_low_split: Buffer,
+    query: Buffer,      // [tokens, A, N + R] f32
+    nope: Buffer,       // [tokens, 3, A N]
+    entry: Buffer,      // [tokens, L + R] f32: what the cache receives
+    absorbed: Buffer,   // [tokens, A, L + R] f32
+    latent: Buffer,     // [tokens, 3, A L]: attention's sums
+    heads: Buffer,      // [tokens, 3, A V]
+    logits: Buffer,     // [LOGIT_ROWS, vocab] f32
+    logit_rows: Buffer, // [LOGIT_ROWS] u32
+}
+
+impl CudaModel {
+    /// Loads a model on GPU `ordinal`, for sequences of up to `positions` tokens and steps of up to `max_tokens`.
+    ///
+    /// # Errors
+    /// When there is no such GPU or no compiler, the checkpoint is incomplete or unsupported, or the weights don't fit.
+    pub fn load(
+        checkpoint: &Checkpoint,
+        options: &SemanticsOptions,
+        ordinal: usize,
+        positions: usize,
+        max_tokens: usize,
+    ) -> Result<CudaModel, Error> {
+        let config = checkpoint.config().clone();
+        let semantics = Semantics::new(&config, options);
+        check_supported(&config)?;
+        let gpu = Gpu::open(ordinal)?;
+        let (latent, rope) = (config.kv_lora_rank, config.qk_rope_head_dim);
+        let kernels = Kernels::load(&gpu, latent, rope)?;
+        let host = crate::weights::Weights::load(checkpoint, options.plant)?;
+        let weights = Weights::upload(&gpu, &host, config.tie_word_embeddings)?;
+        CudaModel::assemble(gpu, kernels, config, semantics, weights, positions, max_tokens)
+    }
+
+    /// A model from weights that are on the GPU already.
+    pub(super) fn assemble(
+        gpu: Gpu,
+        kernels: Kernels,
+        config: Config,
+        semantics: Semantics,
+        weights: Weights,
+        positions: usize,
+        max_tokens: usize,
+    ) -> Result<CudaModel, Error> {
+        let (latent, rope) = (config.kv_lora_rank, config.qk_rope_head_dim);
+        let joined = weights.layers.iter().any(|layer| match &layer.feed_forward {
+            FeedForward::Experts(experts) => experts.shared_joined,
+            FeedForward::Dense(_) => false,
+        });
+        let shape = Shape {
+            heads: config.num_attention_heads,
+            nope: config.qk_nope_head_dim,
+            latent,
+            rope,
+            scale: softmax_scale(&config),
+            mode: semantics.mode,
+        };
+        let moe = config.moe.as_ref();
+        let per_token = moe.map_or(0, |moe| moe.num_experts_per_tok);
+        let widest = moe.map_or(0, |moe| moe.moe_intermediate_size * moe.n_shared_experts.max(per_token + 1));
+        // A dense block has one visit a token, experts one for each route and one for the shared expert.
+        let (visits, width) =
+            ((per_token + 1) * max_tokens, widest.max(config.intermediate_size).div_ceil(per_token + 1));
+        Ok(CudaModel {
+            graphs: Graphs::new(&gpu),
+            cache: LatentCache::new(&gpu, config.num_hidden_layers, 0, latent + rope, semantics.mode)?,
+            step: StepInputs::new(&gpu, max_tokens, 0)?,
+            logit_rows: Pinned::new(&gpu, LOGIT_ROWS)?,
+            scratch: Scratch::new(&gpu, &config, max_tokens)?,
+            partial: PartialSums::new(&gpu, shape, positions)?,
+            routes: moe.map(|moe| Routes::new(&gpu, moe, joined, max_tokens)).transpose()?,
+            experts: ExpertBuffers::new(&gpu, visits, width, config.hidden_size)?,
+            angles: upload_angles(&gpu, &config, positions)?,
+            weights,
+            kernels,
+            shape,
+            max_tokens,
+            semantics,
+            config,
+            gpu,
+        })
+    }
+
+    /// The checkpoint's config.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What is computed, and how.
+    #[must_use]
+    pub fn semantics(&self) -> &Semantics {
+        &self.semantics
+    }
+
+    /// Makes a new, empty cache of `pages` pages.
+    ///
+    /// # Errors
+    /// When it doesn't fit.
+    pub fn set_cache(&mut self, pages: usize) -> Result<(), Error> {
+        self.gpu.make_current()?;
+        let width = self.shape.latent + self.shape.rope;
+        // Recorded steps name the old buffers.
+        self.graphs = Graphs::new(&self.gpu);
+        // The old cache goes first: both may not fit.
+        self.cache = LatentCache::new(&self.gpu, 0, 0, width, self.shape.mode)?;
+        self.cache =
+            LatentCache::new(&self.gpu, self.config.num_hidden_layers, pages, width, self.shape.mode)?;
+        self.step = StepInputs::new(&self.gpu, self.max_tokens, pages)?;
+        Ok(())
+    }
+
+    /// Runs `tokens` through all layers. `spans` cover them, row by row in order; their pages have room for them.
+    ///
+    /// Afterwards [`CudaModel::logits`] gives the logits of any of these rows.
+    ///
+    /// # Errors
+    /// When the GPU fails.
+    pub fn forward(
+        &mut self,
+        tokens: &[TokenId],
+        spans: &[Span<'_>],
+        observer: Option<&mut impl Observer>,
+    ) -> Result<(), Error> {
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        self.gpu.make_current()?;
+        let mut step = self.step.send(tokens, spans)?;
+        if observer.is_some() || tokens.len() > RECORDED_TOKENS {
+            return self.queue(step, observer);
+        }
+        // Recordings are made for powers of two: blocks for pages that a row doesn't have end at once.
+        step.most_pages = step.most_pages.next_power_of_two();
+        let mut graphs = std::mem::replace(&mut self.graphs, Graphs::new(&self.gpu));
+        let result = graphs.run((step.count, step.most_pages), || self.queue(step, None::<&mut ()>));
+        self.graphs = graphs;
+        result
+    }
+
+    /// Logits `[rows, vocab_size]` of some rows of the last step.
+    ///
+    /// # Errors
+    /// When the GPU fails, or any work of the step did.
+    pub fn logits(&mut self, rows: &[usize], out: &mut Vec<f32>) -> Result<(), Error> {
+        self.gpu.make_current()?;
+        let vocab = self.config.vocab_size;
+        out.resize(rows.len() * vocab, 0.0);
+        let s = &self.scratch;
+        for (rows, out) in rows.chunks(LOGIT_ROWS).zip(out.chunks_mut(LOGIT_ROWS * vocab)) {
+            for (word, &row) in self.logit_rows.words().iter_mut().zip(rows) {
+                *word = row as u32;
+            }
+            self.logit_rows.copy_to(s.logit_rows.address(), rows.len())?;
+            let weight = self.weights.lm_head();
+            let x = vectors(weight, s.normed.address(), s.normed_nvfp4.address());
+            let product = Product::new(weight, x).gather(s.logit_rows.address()).into(s.logits.address());
+            multiply(&self.gpu, &self.kernels, product, None, rows.len())?;
+            self.gpu.read(out, s.logits.address())?;
+        }
+        Ok(())
+    }
+
+    /// Forgets the layers from `count` on.
+    #[cfg(test)]
+    pub fn keep_layers(&mut self, count: usize) {
+        self.graphs = Graphs::new(&self.gpu);
+        self.weights.layers.truncate(count);
+    }
+
+    /// Shows every layer's cache and its size in bytes.
+    #[cfg(test)]
+    pub fn fill_cache(&self, mut fill: impl FnMut(Address, usize)) {
+        self.cache.buffers().for_each(|buffer| fill(buffer.address(), buffer.bytes()));
+    }
+
+    /// Experts that the last layer of the last step used.
+    #[cfg(test)]
+    pub fn active_experts(&self) -> usize {
+        let mut active = [0u32];
+        if let Some(routes) = &self.routes {
+            self.gpu.read(&mut active, routes.visits().active).unwrap();
+        }
+        active[0] as usize
+    }
+
+    /// Queues a whole step.
+    fn queue(&self, step: StepRows, mut observer: Option<&mut impl Observer>) -> Result<(), Error> {
+        let (gpu, kernels, s) = (&self.gpu, &self.kernels, &self.scratch);
+        let hidden = s.hidden.address();
+        embed(gpu, kernels, &self.weights.embed_tokens, step.count, self.step.tokens(), hidden)?;
+        self.observe(0, step.count, &mut observer)?;
+        for (i, layer) in self.weights.layers.iter().enumerate() {
+            self.layer(i, layer, step)?;
+            if let (Some(observer), FeedForward::Experts(_), Some(routes)) =
+                (observer.as_deref_mut(), &layer.feed_forward, &self.routes)
+            {
+                for (row, routes) in routes.read(gpu, step.count)?.iter().enumerate() {
+                    observer.routes(i, row, routes);
+                }
+            }
+            self.observe(i + 1, step.count, &mut observer)?;
+        }
+        self.norm(step.count, &self.weights.norm, true, true)
+    }
+
+    fn observe(
+        &self,
+        layer: usize,
+        count: usize,
+        observer: &mut Option<&mut impl Observer>,
+    ) -> Result<(), Error> {
+        if let Some(observer) = observer {
+            let mut values = vec![0f32; count * self.config.hidden_size];
+            self.gpu.read(&mut values, self.scratch.hidden.address())?;
+            observer.hidden(layer, &values);
+        }
+        Ok(())
+    }
+
+    /// `x += Attn(RMSNorm(x)); x += FFN(RMSNorm(x))`.
+    fn layer(&self, i: usize, layer: &Layer, step: StepRows) -> Result<(), Error> {
+        let (gpu, kernels, s) = (&self.gpu, &self.kernels, &self.scratch);
+        let hidden = s.hidden.address();
+        self.norm(step.count, &layer.input_layernorm, true, true)?;
+        self.attention(i, &layer.attention, step)?;
+        self.norm(step.count, &layer.post_attention_layernorm, true, true)?;
+        let x = Normed { natural: s.normed.address(), nvfp4: s.normed_nvfp4.address() };
+        match (&layer.feed_forward, &self.routes) {
+            (FeedForward::Dense(mlp), _) => {
+                experts::swiglu(gpu, kernels, mlp, &self.experts, step.count, x, hidden)
+            }
+            (FeedForward::Experts(experts), Some(routes)) => {
+                experts::run(gpu, kernels, experts, routes, &self.experts, step.count, x, hidden)
+            }
+            // The config has the section, or no layer would have been loaded as experts.
+            (FeedForward::Experts(_), None) => Ok(()),
+        }
+    }
+
+    /// `normed = RMSNorm(hidden)`, row by row, in the orders that are asked for.
+    fn norm(&self, count: usize, weight: &Buffer, natural: bool, nvfp4: bool) -> Result<(), Error> {
+        let (width, eps) = (self.config.hidden_size, self.config.rms_norm_eps as f32);
+        let s = &self.scratch;
+        // NVFP4's order needs whole blocks of 128; without them nothing asks for it.
+        let nvfp4 = nvfp4 && width.is_multiple_of(128);
+        let address = |wanted: bool, buffer: &Buffer| if wanted { buffer.address() } else { Address::NULL };
+        let (natural, nvfp4) = (address(natural, &s.normed), address(nvfp4, &s.normed_nvfp4));
+        let x = (s.hidden.address(), width);
+        rms_norm(&self.gpu, &self.kernels, count, x, weight.address(), eps, width, natural, nvfp4)
+    }
+
+    /// Multi-head latent attention in the absorbed form, from `normed`, added to `hidden`.
+    fn attention(&self, layer: usize, weights: &Attention, step: StepRows) -> Result<(), Error> {
+        let (gpu, kernels, s, shape) = (&self.gpu, &self.kernels, &self.scratch, self.shape);
+        let (count, heads, latent, nope) = (step.count, shape.heads, shape.latent, shape.nope);
+        let (width, value) = (latent + shape.rope, self.config.v_head_dim);
+        let normed = |weight| vectors(weight, s.normed.address(), s.normed_nvfp4.address());
+
+        // Queries, and the cache entry [c | k_pe].
+        let entry = Product::new(&weights.kv_a, normed(&weights.kv_a)).into(s.entry.address());
+        match &weights.query {
+            Query::Latent { q_a, q_a_norm, q_b } => {
+                let low = Product::new(q_a, normed(q_a)).into(s.query_low.address());
+                multiply(gpu, kernels, low, Some(entry), count)?;
+                let (rank, eps) = (q_a.rows, self.semantics.latent_norm_eps as f32);
+                let split = s.query_low_split.address();
+                let natural = q_b.layout.order(q_b.cols) == Order::Natural;
+                let (natural, nvfp4) = if natural { (split, Address::NULL) } else { (Address::NULL, split) };
+                let x = (s.query_low.address(), rank);
+                rms_norm(gpu, kernels, count, x, q_a_norm.address(), eps, rank, natural, nvfp4)?;
+                multiply(gpu, kernels, Product::new(q_b, split).into(s.query.address()), None, count)?;
+            }
+            Query::Direct(q) => {
+                let query = Product::new(q, normed(q)).into(s.query.address());
+                multiply(gpu, kernels, query, Some(entry), count)?;
+            }
+        }
+        let inputs = attention::Inputs {
+            entries: s.entry.address(),
+            norm: &weights.kv_a_norm,
+            eps: self.semantics.latent_norm_eps as f32,
+            queries: s.query.address(),
+            angles: &self.angles,
+            interleaved: self.semantics.rope_pairing == "interleaved",
+            nope_split: s.nope.address(),
+            absorbed: s.absorbed.address(),
+        };
+        let cache = self.cache.layer(layer);
+        attention::inputs(gpu, kernels, shape, step, cache, &inputs)?;
+
+        // q̃_h = UK_hᵀ q_h, then Σ_t p_t c_t, then UV_h of it.
+        let absorb = Product::new(&weights.k_b_transposed, s.nope.address())
+            .into(s.absorbed.address())
+            .per_head(heads, (0, latent, latent), (width, heads * width));
+        multiply(gpu, kernels, absorb, None, count)?;
+        let pages = self.partial.choose(shape, step);
+        let absorbed = s.absorbed.address();
+        let latents = (s.latent.address(), weights.kv_b.layout.order(latent));
+        attention::attend(gpu, kernels, shape, step, cache, absorbed, &self.partial, pages, latents)?;
+        let values = Product::new(&weights.kv_b, s.latent.address())
+            .split_into(s.heads.address(), weights.o.layout.order(weights.o.cols))
+            .per_head(heads, (nope, nope + value, value), (value, heads * value));
+        multiply(gpu, kernels, values, None, count)?;
+        let output = Product::new(&weights.o, s.heads.address()).add_to(s.hidden.address());
+        multiply(gpu, kernels, output, None, count)
+    }
+}
+
+/// The normalized vectors in the order that `weight` takes.
+fn vectors(weight: &DeviceMatrix, natural: Address, nvfp4: Address) -> Address {
+    match weight.layout.order(weight.cols) {
+        Order::Natural => natural,
+        Order::Nvfp4 => nvfp4,
+    }
+}
+
+fn check_supported(config: &Config) -> Result<(), Error> {
+    let (latent, rope) = (config.kv_lora_rank, config.qk_rope_head_dim);
+    // A warp holds a query in registers, two columns a lane.
+    if !latent.is_multiple_of(64) || !rope.is_multiple_of(64) || latent > 1024 || rope > 256 {
+        return Err(Error::Unsupported {
+            what: format!("attention with kv_lora_rank {latent} and qk_rope_head_dim {rope}, on a GPU,"),
+            hint: "multiples of 64 up to 1024 and 256 are, and the processor takes any",
+        });
+    }
+    Ok(())
+}
+
+impl Scratch {
+    fn new(gpu: &Gpu, config: &Config, tokens: usize) -> Result<Scratch, Error> {
+        let (hidden, heads, latent) = (config.hidden_size, config.num_attention_heads, config.kv_lora_rank);
+        let (nope, rope, value) = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim);
+        let low = config.q_lora_rank.unwrap_or(0);
+        let f32s = |width: usize| gpu.allocate(tokens * width * 4);
+        let split = |width: usize| gpu.allocate(tokens * width * TERMS * 2);
+        Ok(Scratch {
+            hidden: f32s(hidden)?,
+            normed: split(hidden)?,
+            normed_nvfp4: split(hidden)?,
+            query_low: f32s(low)?,
+            query_low_split: split(low)?,
+            query: f32s(heads * (nope + rope))?,
+            nope: split(heads * nope)?,
+            entry: f32s(latent + rope)?,
+            absorbed: f32s(heads * (latent + rope))?,
+            latent: split(heads * latent)?,
+            heads: split(heads * value)?,
+            logits: gpu.allocate(LOGIT_ROWS * config.vocab_size * 4)?,
+            logit_rows: gpu.allocate(LOGIT_ROWS * 4)?,
+        })
+    }
+}

@@ -1,0 +1,111 @@
+// Number formats, sums in a fixed order, and the tensor-core product that all other kernels are built from.
+//
+// Compiled without contraction (--fmad=false): a fused multiply-add stands where the code says fmaf, and nowhere else, so that
+// every variant of a kernel computes the same bits.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define INFINITY_F __int_as_float(0x7f800000)
+#define NAN_F __int_as_float(0x7fc00000)
+
+// Layouts, as `Layout` in weights.rs numbers them.
+enum { F32 = 0, F16 = 1, BF16 = 2, F8_E4M3 = 3, NVFP4 = 4 };
+
+__device__ __forceinline__ float bf16_to_f32(u16 bits) { return __uint_as_float((u32)bits << 16); }
+
+// Round to nearest, ties to even.
+__device__ __forceinline__ u16 f32_to_bf16(float x) {
+    u16 bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+
+__device__ __forceinline__ float f16_to_f32(u16 bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+}
+
+// E4M3: the exponent's bias changes from 7 to 127 by a product with 2^120, which is exact for subnormals too.
+__device__ __forceinline__ float e4m3_to_f32(u8 code) {
+    if ((code & 0x7f) == 0x7f) return NAN_F;
+    float magnitude = __uint_as_float((u32)(code & 0x7f) << 20) * 0x1p120f;
+    return __uint_as_float(__float_as_uint(magnitude) | (u32)(code & 0x80) << 24);
+}
+
+// E2M1: the same with 2^126.
+__device__ __forceinline__ float e2m1_to_f32(u32 code) {
+    float magnitude = __uint_as_float((code & 7) << 22) * 0x1p126f;
+    return __uint_as_float(__float_as_uint(magnitude) | (code & 8) << 28);
+}
+
+// Element `at` of a row-major matrix, without its global scale. NVFP4 columns are a multiple of 16.
+__device__ __forceinline__ float decode(int layout, const u8* values, const u8* scales, u64 at) {
+    switch (layout) {
+        case F32: return ((const float*)values)[at];
+        case F16: return f16_to_f32(((const u16*)values)[at]);
+        case BF16: return bf16_to_f32(((const u16*)values)[at]);
+        case F8_E4M3: return e4m3_to_f32(values[at]);
+        default: return e2m1_to_f32(values[at / 2] >> 4 * (at % 2) & 15) * e4m3_to_f32(scales[at / 16]);
+    }
+}
+
+// All lanes get the sum; the tree is fixed.
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(~0u, x, lane);
+    return x;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int lane = 16; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lane));
+    return x;
+}
+
+// The sum over a block of up to 1,024 threads; all threads get it.
+__device__ __forceinline__ float block_sum(float x) {
+    __shared__ float sums[32];
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = threadIdx.x % 32 < (blockDim.x + 31) / 32 ? sums[threadIdx.x % 32] : 0.0f;
+    x = warp_sum(x);
+    __syncthreads();
+    return x;
+}
+
+// An activation vector in split form is three bf16 vectors whose sum is the f32 vector, exactly: 3 times 8 bits of
+// significand. Tensor cores then multiply bf16 weights with f32 activations without rounding a product.
+//
+// Two orders of the columns: NATURAL, and NVFP4_ORDER, in which the sixteen bytes that one thread reads at a time meet the codes
+// that it unpacks at a time (see mma.cuh). The second permutes columns within blocks of 128.
+enum { NATURAL = 0, NVFP4_ORDER = 1 };
+#define TERMS 3
+
+__device__ __forceinline__ u32 place(int order, u32 k) {
+    if (order == NATURAL) return k;
+    u32 thread = k >> 5 & 3, word = k >> 3 & 3, nibble = k & 7;
+    return (k & ~127u) + 32 * word + 8 * thread + 2 * (nibble & 3) + (nibble >> 2);
+}
+
+// Stores column k of a vector whose terms lie `width` apart.
+__device__ __forceinline__ void store_split(u16* vector, u32 width, int order, u32 k, float x) {
+    u16* at = vector + place(order, k);
+    u16 high = f32_to_bf16(x);
+    float rest = x - bf16_to_f32(high);
+    u16 middle = f32_to_bf16(rest);
+    at[0] = high;
+    at[width] = middle;
+    at[2 * (u64)width] = f32_to_bf16(rest - bf16_to_f32(middle));
+}
+
+__device__ __forceinline__ float load_split(const u16* vector, u32 width, int order, u32 k) {
+    const u16* at = vector + place(order, k);
+    return bf16_to_f32(at[0]) + (bf16_to_f32(at[width]) + bf16_to_f32(at[2 * (u64)width]));
+}
+
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }

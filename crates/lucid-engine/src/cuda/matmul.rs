@@ -1,0 +1,174 @@
+//! Matrix products `y = x Wᵀ` on packed weights, with vectors in split form.
+
+use super::driver::{Address, Gpu, launch};
+use super::kernels::{Kernels, Order, ProductArgs};
+use super::weights::{DeviceMatrix, Layout};
+use crate::Error;
+
+/// Warps of a block, sixteen rows each (see `mma.cuh`).
+const WARPS: usize = 8;
+const TILE_ROWS: usize = 16;
+
+/// A product over a whole weight, one for each head or just one.
+#[derive(Clone, Copy)]
+pub struct Product {
+    args: ProductArgs,
+    layout: Layout,
+    heads: usize,
+}
+
+impl Product {
+    /// `weight` times the vectors `x` `[_, 3, weight.cols]`, which are in the weight's order (see [`Layout::order`]).
+    #[must_use]
+    pub fn new(weight: &DeviceMatrix, x: Address) -> Product {
+        let layout = weight.layout;
+        let unit = if layout == Layout::Nvfp4 && layout.is_fast(weight.cols) { 128.0 } else { 1.0 };
+        let args = ProductArgs {
+            values: weight.values.address(),
+            scales: weight.scales_address(),
+            scale: weight.global_scale * unit,
+            layout: layout as i32,
+            order: layout.order(weight.cols),
+            rows: weight.rows as u32,
+            cols: weight.cols as u32,
+            row_first: 0,
+            row_head: 0,
+            x,
+            x_width: weight.cols as u32,
+            x_head: 0,
+            gather: Address::NULL,
+            y: Address::NULL,
+            y_split: Address::NULL,
+            y_order: Order::Natural,
+            y_width: weight.rows as u32,
+            y_head: 0,
+            accumulate: 0,
+            slices: layout.slices(weight.cols) as u32,
+        };
+        Product { args, layout, heads: 1 }
+    }
+
+    /// Writes f32 `[vectors, rows]`.
+    #[must_use]
+    pub fn into(mut self, y: Address) -> Product {
+        self.args.y = y;
+        self
+    }
+
+    /// Adds to f32 `[vectors, rows]`.
+    #[must_use]
+    pub fn add_to(mut self, y: Address) -> Product {
+        (self.args.y, self.args.accumulate) = (y, 1);
+        self
+    }
+
+    /// Writes split form `[vectors, 3, rows]`.
+    #[must_use]
+    pub fn split_into(mut self, y: Address, order: Order) -> Product {
+        (self.args.y_split, self.args.y_order) = (y, order);
+        self
+    }
+
+    /// Vector `i` is `x[rows[i]]`; `rows` are u32 on the GPU.
+    #[must_use]
+    pub fn gather(mut self, rows: Address) -> Product {
+        self.args.gather = rows;
+        self
+    }
+
+    /// One product for each head: `rows` rows of the weight from `first + head * stride` on; a head's vector is its
+    /// `weight.cols` columns of `[_, 3, heads * weight.cols]`, and its result goes to columns `head * out_stride…` of vectors of
+    /// `out_width`.
+    #[must_use]
+    pub fn per_head(
+        mut self,
+        heads: usize,
+        (first, stride, rows): (usize, usize, usize),
+        (out_stride, out_width): (usize, usize),
+    ) -> Product {
+        self.heads = heads;
+        self.args.rows = rows as u32;
+        self.args.row_first = first as u32;
+        self.args.row_head = stride as u32;
+        self.args.x_width = self.args.cols * heads as u32;
+        self.args.x_head = self.args.cols;
+        self.args.y_width = out_width as u32;
+        self.args.y_head = out_stride as u32;
+        self
+    }
+
+    fn is_fast(&self) -> bool {
+        // A head's columns begin at a multiple of its columns, so 32-column steps stay aligned.
+        self.layout.is_fast(self.args.cols as usize)
+    }
+
+    fn row_blocks(&self) -> usize {
+        let rows_per_block = WARPS / self.args.slices as usize * TILE_ROWS;
+        (self.args.rows as usize).div_ceil(rows_per_block)
+    }
+}
+
+/// Computes one or two products of the same `count` vectors.
+pub fn multiply(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    first: Product,
+    second: Option<Product>,
+    count: usize,
+) -> Result<(), Error> {
+    if count == 0 {
+        return Ok(());
+    }
+    let together =
+        second.is_none_or(|second| second.is_fast() && second.heads == first.heads) && first.is_fast();
+    if !together {
+        for product in [Some(first), second].into_iter().flatten() {
+            if product.is_fast() {
+                multiply(gpu, kernels, product, None, count)?;
+            } else {
+                multiply_plain(gpu, kernels, product, count)?;
+            }
+        }
+        return Ok(());
+    }
+    let (kernel, at_a_time) = match count {
+        ..=2 => (kernels.matmul_2, 2),
+        ..=8 => (kernels.matmul_8, 8),
+        _ => (kernels.matmul_16, 16),
+    };
+    let blocks = first.row_blocks();
+    let all_blocks = blocks + second.map_or(0, |second| second.row_blocks());
+    let grid = (all_blocks, count.div_ceil(at_a_time), first.heads);
+    let (a, b) = (first.args, second.unwrap_or(first).args);
+    let (a_blocks, vectors) = (blocks as u32, count as u32);
+    launch!(gpu, kernel, grid, 256, 0; a, b, a_blocks, vectors)
+}
+
+/// The plain kernel, whatever the layout.
+pub fn multiply_plain(gpu: &Gpu, kernels: &Kernels, product: Product, count: usize) -> Result<(), Error> {
+    let mut args = product.args;
+    if product.is_fast() && product.layout == Layout::Nvfp4 {
+        args.scale /= 128.0;
+    }
+    let grid = ((args.rows as usize).div_ceil(8), count.min(65_535), product.heads);
+    let vectors = count as u32;
+    launch!(gpu, kernels.matmul_plain, grid, 256, 0; args, vectors)
+}
+
+/// Splits `count` f32 vectors of `width` values.
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "products start from norms, which split; tests start from vectors")
+)]
+pub fn split(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    count: usize,
+    width: usize,
+    x: Address,
+    order: Order,
+    out: Address,
+) -> Result<(), Error> {
+    let width = width as u32;
+    launch!(gpu, kernels.split, (count, 1, 1), 256, 0; x, width, order, out)
+}

@@ -1,0 +1,136 @@
+//! The router: which experts a token goes to, and the list of tokens that visit each expert. All on the GPU.
+
+use lucid_checkpoint::{MoE, ScoringFunc};
+
+use super::driver::{Address, Buffer, Gpu, launch};
+use super::kernels::{Kernels, RoutingArgs, VisitsArgs};
+use crate::Error;
+use crate::cpu::Route;
+
+/// Shared memory that a block has without asking, in bytes.
+const SHARED_BYTES: usize = 48 * 1024;
+
+/// Where a step's routes and lists stand; made for the largest step.
+pub struct Routes {
+    /// `[tokens, experts]` f32
+    pub logits: Buffer,
+    /// `[tokens, per_token]` u32
+    chosen: Buffer,
+    /// `[tokens, per_token]` f32
+    pub weights: Buffer,
+    /// `[experts + 1]` u32
+    first: Buffer,
+    /// `[experts + 1]` u32
+    visitors: Buffer,
+    /// `[experts + 2]` u32
+    active: Buffer,
+    /// `[visits]` u32
+    tokens: Buffer,
+    /// `[tokens, per_token]` u32
+    pub places: Buffer,
+    args: RoutingArgs,
+}
+
+impl Routes {
+    /// For steps of up to `tokens` tokens.
+    ///
+    /// # Errors
+    /// When the memory is missing, or the step is too large for the kernels.
+    pub fn new(gpu: &Gpu, moe: &MoE, shared: bool, tokens: usize) -> Result<Routes, Error> {
+        let (experts, per_token) = (moe.n_routed_experts, moe.num_experts_per_tok);
+        if list_bytes(experts, tokens * per_token) > SHARED_BYTES {
+            return Err(Error::Option {
+                option: "max_step_tokens",
+                value: tokens.to_string(),
+                expected: "on a GPU a step has at most 20,000 routes: tokens times experts per token",
+            });
+        }
+        if 4 * (2 * experts + moe.n_group) > SHARED_BYTES
+            || per_token > experts
+            || experts > usize::from(u16::MAX)
+        {
+            return Err(Error::Unsupported {
+                what: format!("a choice of {per_token} from {experts} experts, on a GPU,"),
+                hint: "up to 6,000 experts are",
+            });
+        }
+        let words = |count: usize| gpu.allocate(4 * count);
+        Ok(Routes {
+            logits: words(tokens * experts)?,
+            chosen: words(tokens * per_token)?,
+            weights: words(tokens * per_token)?,
+            first: words(experts + 1)?,
+            visitors: words(experts + 1)?,
+            active: words(experts + 2)?,
+            tokens: words(tokens * (per_token + 1))?,
+            places: words(tokens * per_token)?,
+            args: RoutingArgs {
+                experts: experts as u32,
+                per_token: per_token as u32,
+                groups: moe.n_group as u32,
+                keep_groups: moe.topk_group as u32,
+                softmax: i32::from(moe.scoring_func == ScoringFunc::Softmax),
+                normalize: i32::from(moe.norm_topk_prob),
+                scaling: moe.routed_scaling_factor as f32,
+                shared: i32::from(shared),
+            },
+        })
+    }
+
+    /// From `logits` to routes and lists.
+    pub fn choose(&self, gpu: &Gpu, kernels: &Kernels, bias: Address, count: usize) -> Result<(), Error> {
+        let args = self.args;
+        let (logits, chosen, weights) =
+            (self.logits.address(), self.chosen.address(), self.weights.address());
+        let shared = 4 * (2 * args.experts + args.groups) as usize;
+        launch!(gpu, kernels.route, (count, 1, 1), 32, shared; args, logits, bias, chosen, weights)?;
+        let VisitsArgs { first, visitors, active, tokens, .. } = self.visits();
+        let (tokens_of_step, places) = (count as u32, self.places.address());
+        let shared = list_bytes(args.experts as usize, count * args.per_token as usize);
+        launch!(gpu, kernels.group_visits, (1, 1, 1), 1024, shared;
+            args, chosen, tokens_of_step, first, visitors, active, tokens, places)
+    }
+
+    /// The lists, as the experts' kernels take them.
+    #[must_use]
+    pub fn visits(&self) -> VisitsArgs {
+        VisitsArgs {
+            first: self.first.address(),
+            visitors: self.visitors.address(),
+            active: self.active.address(),
+            tokens: self.tokens.address(),
+            count: 0,
+        }
+    }
+
+    /// Experts that `count` tokens visit at the most, the shared one included.
+    #[must_use]
+    pub fn most_active(&self, count: usize) -> usize {
+        (self.args.experts as usize).min(count * self.args.per_token as usize) + self.args.shared as usize
+    }
+
+    /// Experts of a token.
+    #[must_use]
+    pub fn per_token(&self) -> usize {
+        self.args.per_token as usize
+    }
+
+    /// The routes of the last step's `count` tokens, for who wants to look.
+    pub fn read(&self, gpu: &Gpu, count: usize) -> Result<Vec<Vec<Route>>, Error> {
+        let per_token = self.per_token();
+        let (mut chosen, mut weights) = (vec![0u32; count * per_token], vec![0f32; count * per_token]);
+        gpu.read(&mut chosen, self.chosen.address())?;
+        gpu.read(&mut weights, self.weights.address())?;
+        let routes: Vec<Route> = chosen
+            .iter()
+            .zip(&weights)
+            .map(|(&expert, &weight)| Route { expert: expert as usize, weight })
+            .collect();
+        Ok(routes.chunks(per_token).map(<[Route]>::to_vec).collect())
+    }
+}
+
+/// What the list-making block keeps in shared memory.
+fn list_bytes(experts: usize, routes: usize) -> usize {
+    4 * (experts + 1) + 2 * routes
+}

@@ -1,0 +1,154 @@
+use super::random::{self, Random};
+use super::{gpu, joined, poisoned, read, same_bits};
+use crate::Mode;
+use crate::cuda::attention::{Inputs, Pages, PartialSums, Shape, StepRows, attend, inputs};
+use crate::cuda::kernels::Order;
+use crate::kv_cache::PAGE_TOKENS;
+
+const LATENT: usize = 512;
+const ROPE: usize = 64;
+const NOPE: usize = 128;
+const WIDTH: usize = LATENT + ROPE;
+
+/// Round to nearest even, without NaN.
+fn bf16(x: f32) -> f32 {
+    let bits = x.to_bits();
+    f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
+}
+
+/// Sequences of ugly lengths, whose entries are written by the kernel itself and whose pages lie anywhere: sums against f64, and
+/// pages side by side against pages in order, to the bit.
+#[test]
+fn attention_matches_f64_over_scattered_pages() {
+    let Some((gpu, kernels)) = gpu() else { return };
+    let mut random = Random::new(11);
+    for (mode, heads, interleaved) in
+        [(Mode::Reference, 8, true), (Mode::Serving, 3, false), (Mode::Serving, 64, true)]
+    {
+        let lengths: &[usize] = if heads == 64 { &[130] } else { &[1, 17, 64, 65, 200] };
+        let rows: usize = lengths.iter().sum();
+        let pages: usize = lengths.iter().map(|len| len.div_ceil(PAGE_TOKENS)).sum();
+        let mut order: Vec<u32> = (0..pages as u32 + 3).collect();
+        for i in (1..order.len()).rev() {
+            order.swap(i, random.below(i + 1));
+        }
+        let (mut words, mut table) = (Vec::new(), 0);
+        for &len in lengths {
+            words.extend((0..len).flat_map(|position| [position as u32, table]));
+            table += len.div_ceil(PAGE_TOKENS) as u32;
+        }
+        let positions = *lengths.iter().max().unwrap();
+        let entries = random::vector(rows * WIDTH, 1);
+        let queries = random::vector(rows * heads * (NOPE + ROPE), 2);
+        let norm = random::vector(LATENT, 3);
+        let angles: Vec<f32> = (0..positions * ROPE / 2)
+            .flat_map(|i| {
+                let angle = (i / (ROPE / 2)) as f32 * 0.9f32.powi((i % (ROPE / 2)) as i32);
+                [angle.cos(), angle.sin()]
+            })
+            .collect();
+        let shape = Shape { heads, nope: NOPE, latent: LATENT, rope: ROPE, scale: 0.05, mode };
+        let (entries_gpu, queries_gpu) = (gpu.upload(&entries).unwrap(), gpu.upload(&queries).unwrap());
+        let (norm_gpu, angles_gpu) = (gpu.upload(&norm).unwrap(), gpu.upload(&angles).unwrap());
+        let (rows_gpu, pages_gpu) = (gpu.upload(&words).unwrap(), gpu.upload(&order).unwrap());
+        // Whatever memory held before must not matter.
+        let cache = gpu.upload(&vec![f32::NAN; (pages + 3) * PAGE_TOKENS * WIDTH]).unwrap();
+        let nope = gpu.allocate(rows * heads * NOPE * 6).unwrap();
+        let absorbed = poisoned(&gpu, rows * heads * WIDTH);
+        let step = StepRows {
+            count: rows,
+            rows: rows_gpu.address(),
+            pages: pages_gpu.address(),
+            most_pages: positions.div_ceil(PAGE_TOKENS),
+        };
+        let from = Inputs {
+            entries: entries_gpu.address(),
+            norm: &norm_gpu,
+            eps: 1e-6,
+            queries: queries_gpu.address(),
+            angles: &angles_gpu,
+            interleaved,
+            nope_split: nope.address(),
+            absorbed: absorbed.address(),
+        };
+        inputs(&gpu, &kernels, shape, step, cache.address(), &from).unwrap();
+
+        // The queries' two parts.
+        let split = joined(&gpu, nope.address(), rows, heads * NOPE);
+        let rotated = read(&gpu, &absorbed, rows * heads * WIDTH);
+        let rotate = |x: &[f32], position: usize| -> Vec<f32> {
+            let mut out = vec![0f32; ROPE];
+            for pair in 0..ROPE / 2 {
+                let (cos, sin) = (angles[position * ROPE + 2 * pair], angles[position * ROPE + 2 * pair + 1]);
+                let (low, high) =
+                    if interleaved { (2 * pair, 2 * pair + 1) } else { (pair, pair + ROPE / 2) };
+                out[low] = x[low] * cos - x[high] * sin;
+                out[high] = x[high] * cos + x[low] * sin;
+            }
+            out
+        };
+        let mut absorbed_queries = random::vector(rows * heads * WIDTH, 4);
+        for i in 0..rows * heads {
+            let query = &queries[i * (NOPE + ROPE)..][..NOPE + ROPE];
+            assert_eq!(&split[i * NOPE..][..NOPE], &query[..NOPE]);
+            let expected = rotate(&query[NOPE..], words[2 * (i / heads)] as usize);
+            assert_eq!(&rotated[i * WIDTH + LATENT..][..ROPE], &expected[..]);
+            absorbed_queries[i * WIDTH + LATENT..][..ROPE].copy_from_slice(&expected);
+        }
+        gpu.write(absorbed.address(), &absorbed_queries).unwrap();
+
+        let partial = PartialSums::new(&gpu, shape, positions).unwrap();
+        let run = |pages: Pages| {
+            let out = gpu.allocate(rows * heads * LATENT * 6).unwrap();
+            gpu.write(out.address(), &vec![u16::MAX; rows * heads * LATENT * 3]).unwrap();
+            let to = (out.address(), Order::Natural);
+            attend(&gpu, &kernels, shape, step, cache.address(), absorbed.address(), &partial, pages, to)
+                .unwrap();
+            joined(&gpu, out.address(), rows, heads * LATENT)
+        };
+        let in_order = run(Pages::InOrder);
+        assert_eq!(partial.choose(shape, step), Pages::SideBySide);
+        assert!(same_bits(&in_order, &run(Pages::SideBySide)), "{mode:?}, {heads} heads");
+
+        // Entries as they must stand in the cache.
+        let stored: Vec<f32> = (0..rows)
+            .flat_map(|row| {
+                let entry = &entries[row * WIDTH..][..WIDTH];
+                let mean = entry[..LATENT].iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / LATENT as f64;
+                let scale = 1.0 / (mean + 1e-6).sqrt();
+                let latent = (0..LATENT).map(|k| (f64::from(entry[k]) * scale * f64::from(norm[k])) as f32);
+                let both: Vec<f32> =
+                    latent.chain(rotate(&entry[LATENT..], words[2 * row] as usize)).collect();
+                both
+            })
+            .map(|x| if mode == Mode::Serving { bf16(x) } else { x })
+            .collect();
+        // A bf16 entry on the edge between two values may round the other way.
+        let tolerance = if mode == Mode::Serving { 2e-3 } else { 2e-5 };
+        let mut first = 0;
+        for &len in lengths {
+            for position in [0, len / 2, len - 1] {
+                for head in [0, heads - 1] {
+                    let row = first + position;
+                    let query = &absorbed_queries[(row * heads + head) * WIDTH..][..WIDTH];
+                    let entry = |j: usize| &stored[(first + j) * WIDTH..][..WIDTH];
+                    let scores: Vec<f64> =
+                        (0..=position).map(|j| random::dot(entry(j), query).0 * 0.05).collect();
+                    let highest = scores.iter().copied().fold(f64::MIN, f64::max);
+                    let total: f64 = scores.iter().map(|s| (s - highest).exp()).sum();
+                    for k in 0..LATENT {
+                        let expected: f64 = (0..=position)
+                            .map(|j| (scores[j] - highest).exp() / total * f64::from(entry(j)[k]))
+                            .sum();
+                        let got = f64::from(in_order[row * heads * LATENT + head * LATENT + k]);
+                        assert!(
+                            (got - expected).abs() < tolerance * 3.0,
+                            "{mode:?} {position} {head} {k}: {got} {expected}"
+                        );
+                    }
+                }
+            }
+            first += len;
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! The speed of decoding at the full width of Kimi-K2.5, with random weights: no test, a table.
+//!
+//! `cargo test --release -p lucid-engine cuda::tests::bench -- --ignored --nocapture`
+
+use std::time::Instant;
+
+use lucid_checkpoint::{Config, TokenId};
+
+use super::random::Random;
+use super::{gpu, split_vectors};
+use crate::cpu::Span;
+use crate::cuda::attention::{Pages, PartialSums, Shape, StepRows, attend};
+use crate::cuda::driver::{Address, Buffer, Gpu, launch};
+use crate::cuda::experts::{ExpertBuffers, Normed, down, gate_up};
+use crate::cuda::forward::CudaModel;
+use crate::cuda::kernels::{Kernels, Order, TERMS};
+use crate::cuda::matmul::{Product, multiply};
+use crate::cuda::router::Routes;
+use crate::cuda::weights::{
+    Attention, DeviceMatrix, ExpertMatrices, Experts, FeedForward, Layer, Layout, Mlps, Query, Weights,
+};
+use crate::kv_cache::{PAGE_TOKENS, PagePool};
+use crate::{Mode, Semantics, SemanticsOptions};
+
+const HIDDEN: usize = 7_168;
+const WIDTH: usize = 2_048;
+const EXPERTS: usize = 384;
+const HEADS: usize = 64;
+const VOCAB: usize = 163_840;
+const CONTEXT: usize = 1_024;
+
+/// Random bytes on the GPU, from which large buffers are filled.
+struct Noise {
+    bf16: Buffer,
+    nibbles: Buffer,
+    scales: Buffer,
+    len: usize,
+}
+
+impl Noise {
+    fn new(gpu: &Gpu) -> Noise {
+        // A length that no weight's is a multiple of, so that matrices differ.
+        let len = (16 << 20) + 4_096 + 16;
+        let mut random = Random::new(5);
+        let spread = (3.0 / HIDDEN as f32).sqrt();
+        let bf16: Vec<u16> =
+            (0..len / 2).map(|_| ((random.number() * spread).to_bits() >> 16) as u16).collect();
+        let nibbles: Vec<u64> = (0..len / 8).map(|_| random.word()).collect();
+        let scales: Vec<u8> = (0..len).map(|_| 0x30 + (random.word() % 16) as u8).collect();
+        Noise {
+            bf16: gpu.upload(&bf16).unwrap(),
+            nibbles: gpu.upload(&nibbles).unwrap(),
+            scales: gpu.upload(&scales).unwrap(),
+            len,
+        }
+    }
+
+    fn fill(&self, gpu: &Gpu, from: &Buffer, bytes: usize) -> Buffer {
+        let buffer = gpu.allocate(bytes).unwrap();
+        let mut at = 0;
+        while at < bytes {
+            let part = self.len.min(bytes - at);
+            gpu.copy(from.address(), buffer.address().offset(at), part).unwrap();
+            at += part;
+        }
+        buffer
+    }
+
+    fn bf16(&self, gpu: &Gpu, rows: usize, cols: usize) -> DeviceMatrix {
+        DeviceMatrix {
+            values: self.fill(gpu, &self.bf16, 2 * rows * cols),
+            scales: None,
+            global_scale: 1.0,
+            layout: Layout::Bf16,
+            rows,
+            cols,
+        }
+    }
+
+    fn experts(&self, gpu: &Gpu, experts: usize, rows: usize, cols: usize) -> ExpertMatrices {
+        let len = rows * cols;
+        // Codes have a standard deviation of 2.9, scales of about 1.1.
+        let global = 1.0 / (3.2 * (cols as f32).sqrt());
+        ExpertMatrices {
+            values: self.fill(gpu, &self.nibbles, experts * len / 2),
+            scales: self.fill(gpu, &self.scales, experts * len / 16),
+            global_scales: gpu.upload(&vec![global; experts]).unwrap(),
+            value_stride: len / 2,
+            scale_stride: len / 16,
+        }
+    }
+
+    fn mlps(&self, gpu: &Gpu, experts: usize) -> Mlps {
+        Mlps {
+            gate: self.experts(gpu, experts, WIDTH, HIDDEN),
+            up: self.experts(gpu, experts, WIDTH, HIDDEN),
+            down: self.experts(gpu, experts, HIDDEN, WIDTH),
+            gate_layout: Layout::Nvfp4,
+            down_layout: Layout::Nvfp4,
+            width: WIDTH,
+            hidden: HIDDEN,
+        }
+    }
+
+    fn layer(&self, gpu: &Gpu) -> Layer {
+        let ones = |len: usize| gpu.upload(&vec![1f32; len]).unwrap();
+        Layer {
+            input_layernorm: ones(HIDDEN),
+            attention: Attention {
+                query: Query::Latent {
+                    q_a: self.bf16(gpu, 1_536, HIDDEN),
+                    q_a_norm: ones(1_536),
+                    q_b: self.bf16(gpu, HEADS * 192, 1_536),
+                },
+                kv_a: self.bf16(gpu, 576, HIDDEN),
+                kv_a_norm: ones(512),
+                kv_b: self.bf16(gpu, HEADS * 256, 512),
+                k_b_transposed: self.bf16(gpu, HEADS * 512, 128),
+                o: self.bf16(gpu, HIDDEN, HEADS * 128),
+            },
+            post_attention_layernorm: ones(HIDDEN),
+            feed_forward: FeedForward::Experts(Experts {
+                router: self.bf16(gpu, EXPERTS, HIDDEN),
+                bias: Some(gpu.upload(&vec![0f32; EXPERTS]).unwrap()),
+                routed: self.mlps(gpu, EXPERTS + 1),
+                shared_joined: true,
+                shared: None,
+            }),
+        }
+    }
+}
+
+fn config(layers: usize) -> Config {
+    let json = format!(
+        r#"{{"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": {VOCAB},
+        "hidden_size": {HIDDEN}, "num_hidden_layers": {layers}, "first_k_dense_replace": 0, "intermediate_size": 18432,
+        "num_attention_heads": {HEADS}, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096,
+        "dtype": "bfloat16", "rope_theta": 50000.0, "n_routed_experts": {EXPERTS}, "n_shared_experts": 1,
+        "num_experts_per_tok": 8, "moe_intermediate_size": {WIDTH}, "n_group": 1, "topk_group": 1,
+        "scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": true, "routed_scaling_factor": 2.827}}"#
+    );
+    Config::from_json("config.json", json.as_bytes()).unwrap()
+}
+
+/// Seconds for one call of `queue`, which gets the number of the call: median of five rounds of twenty, after a warm-up.
+fn measure(gpu: &Gpu, mut queue: impl FnMut(usize)) -> f64 {
+    let mut rounds: Vec<f64> = (0..6)
+        .map(|round| {
+            let all = || {
+                (0..20).for_each(|i| queue(20 * round + i));
+                Ok(())
+            };
+            gpu.time(all).unwrap() / 20.0
+        })
+        .skip(1)
+        .collect();
+    rounds.sort_by(f64::total_cmp);
+    rounds[2]
+}
+
+fn line(what: &str, seconds: f64, bytes: f64, copy: f64) {
+    let rate = bytes / seconds;
+    println!(
+        "{what:<34} {:>8.1} us {:>8.1} MB {:>6.2} TB/s {:>5.0} % of the copy",
+        seconds * 1e6,
+        bytes / 1e6,
+        rate / 1e12,
+        100.0 * rate / copy
+    );
+}
+
+#[test]
+#[ignore = "a benchmark, for a GPU with 80 GB or more"]
+fn decoding_at_full_width() {
+    let Some((gpu, kernels)) = gpu() else { return };
+    let noise = Noise::new(&gpu);
+    let copy = bandwidth(&gpu, &kernels, &noise);
+    let layers: Vec<Layer> = (0..6).map(|_| noise.layer(&gpu)).collect();
+    for batch in [1, 8] {
+        experts_alone(&gpu, &kernels, &layers, batch, copy);
+        projections(&gpu, &kernels, &noise, &layers, batch, copy);
+    }
+    whole_layers(&gpu, kernels, &noise, layers, copy);
+}
+
+/// Bytes read and written a second in a copy; prints the read-only figure beside it.
+fn bandwidth(gpu: &Gpu, kernels: &Kernels, noise: &Noise) -> f64 {
+    let bytes = 4usize << 30;
+    let (from, to) = (noise.fill(gpu, &noise.nibbles, bytes), gpu.allocate(bytes).unwrap());
+    let copy = 2.0 * bytes as f64 / measure(gpu, |_| gpu.copy(from.address(), to.address(), bytes).unwrap());
+    let (values, count, out) = (from.address(), (bytes / 16) as u64, to.address());
+    let seconds = measure(gpu, |_| {
+        launch!(gpu, kernels.read_all, (132 * 16, 1, 1), 512, 0; values, count, out).unwrap();
+    });
+    println!(
+        "copy {:.2} TB/s (read and written), read only {:.2} TB/s",
+        copy / 1e12,
+        bytes as f64 / seconds / 1e12
+    );
+    copy
+}
+
+fn expert_bytes(layer: &Mlps) -> f64 {
+    let one = |m: &ExpertMatrices| (m.value_stride + m.scale_stride) as f64;
+    one(&layer.gate) + one(&layer.up) + one(&layer.down)
+}
+
+fn experts_alone(gpu: &Gpu, kernels: &Kernels, layers: &[Layer], batch: usize, copy: f64) {
+    let moe = config(1).moe.unwrap();
+    let mut random = Random::new(batch as u64);
+    let xs: Vec<f32> = (0..batch * HIDDEN).map(|_| random.number()).collect();
+    let x = split_vectors(gpu, kernels, &xs, HIDDEN, Order::Nvfp4);
+    let x = Normed { natural: Address::NULL, nvfp4: x.address() };
+    let buffers = ExpertBuffers::new(gpu, 9 * batch, WIDTH, HIDDEN).unwrap();
+    // Eight routings by six layers: no weight is still in the second-level cache when its turn comes again.
+    let mut distinct = 0;
+    let routings: Vec<Routes> = (0..8)
+        .map(|_| {
+            let routes = Routes::new(gpu, &moe, true, batch).unwrap();
+            let logits: Vec<f32> = (0..batch * EXPERTS).map(|_| random.number() * 2.0).collect();
+            gpu.write(routes.logits.address(), &logits).unwrap();
+            routes.choose(gpu, kernels, Address::NULL, batch).unwrap();
+            let mut active = [0u32];
+            gpu.read(&mut active, routes.visits().active).unwrap();
+            distinct += active[0] as usize;
+            routes
+        })
+        .collect();
+    let mlps: Vec<&Mlps> = layers
+        .iter()
+        .filter_map(|layer| match &layer.feed_forward {
+            FeedForward::Experts(experts) => Some(&experts.routed),
+            FeedForward::Dense(_) => None,
+        })
+        .collect();
+    let experts = distinct as f64 / 8.0;
+    println!("batch {batch}: {:.1} routed experts and the shared one", experts - 1.0);
+    let at_a_time = if batch <= 2 { 2 } else { 8 };
+    let slots = routings[0].most_active(batch);
+    let up = measure(gpu, |i| {
+        let visits = routings[i % 8].visits();
+        gate_up(gpu, kernels, mlps[i % 6], visits, slots, at_a_time, x, &buffers).unwrap();
+    });
+    let bytes = experts * expert_bytes(mlps[0]);
+    line("experts, gate and up", up, bytes * 2.0 / 3.0, copy);
+    let after = measure(gpu, |i| {
+        down(gpu, kernels, mlps[i % 6], routings[i % 8].visits(), slots, at_a_time, &buffers).unwrap();
+    });
+    line("experts, down", after, bytes / 3.0, copy);
+    line("experts", up + after, bytes, copy);
+}
+
+fn projections(gpu: &Gpu, kernels: &Kernels, noise: &Noise, layers: &[Layer], batch: usize, copy: f64) {
+    let mut random = Random::new(1);
+    let xs: Vec<f32> = (0..batch * HEADS * 512).map(|_| random.number()).collect();
+    let x = split_vectors(gpu, kernels, &xs, HEADS * 512, Order::Natural);
+    let y = gpu.allocate(batch * VOCAB * 4).unwrap();
+    let (x, y) = (x.address(), y.address());
+    let bytes = |matrix: &DeviceMatrix| 2.0 * (matrix.rows * matrix.cols) as f64;
+    let attention = |i: usize| &layers[i % 6].attention;
+    let Query::Latent { q_a, q_b, .. } = &attention(0).query else { return };
+    let low = measure(gpu, |i| {
+        let Query::Latent { q_a, .. } = &attention(i).query else { return };
+        let second = Product::new(&attention(i).kv_a, x).into(y.offset(batch * 4 * VOCAB / 2));
+        multiply(gpu, kernels, Product::new(q_a, x).into(y), Some(second), batch).unwrap();
+    });
+    line("q_a and kv_a", low, bytes(q_a) + bytes(&attention(0).kv_a), copy);
+    let high = measure(gpu, |i| {
+        let Query::Latent { q_b, .. } = &attention(i).query else { return };
+        multiply(gpu, kernels, Product::new(q_b, x).into(y), None, batch).unwrap();
+    });
+    line("q_b", high, bytes(q_b), copy);
+    let absorb = measure(gpu, |i| {
+        let product = Product::new(&attention(i).k_b_transposed, x).into(y);
+        let product = product.per_head(HEADS, (0, 512, 512), (576, HEADS * 576));
+        multiply(gpu, kernels, product, None, batch).unwrap();
+    });
+    line("absorb (W_UK)", absorb, bytes(&attention(0).k_b_transposed), copy);
+    let values = measure(gpu, |i| {
+        let product = Product::new(&attention(i).kv_b, x).into(y);
+        let product = product.per_head(HEADS, (128, 256, 128), (128, HEADS * 128));
+        multiply(gpu, kernels, product, None, batch).unwrap();
+    });
+    line("values (W_UV)", values, bytes(&attention(0).kv_b) / 2.0, copy);
+    let out = measure(gpu, |i| {
+        multiply(gpu, kernels, Product::new(&attention(i).o, x).add_to(y), None, batch).unwrap();
+    });
+    line("o", out, bytes(&attention(0).o), copy);
+    let lm_head = noise.bf16(gpu, VOCAB, HIDDEN);
+    let head =
+        measure(gpu, |_| multiply(gpu, kernels, Product::new(&lm_head, x).into(y), None, batch).unwrap());
+    line("lm_head", head, bytes(&lm_head), copy);
+
+    let shape = Shape { heads: HEADS, nope: 128, latent: 512, rope: 64, scale: 0.1, mode: Mode::Serving };
+    let pages = CONTEXT / PAGE_TOKENS;
+    let cache = noise.fill(gpu, &noise.bf16, batch * CONTEXT * 576 * 2);
+    let words: Vec<u32> = (0..batch).flat_map(|row| [CONTEXT as u32 - 1, (row * pages) as u32]).collect();
+    let (rows, table) =
+        (gpu.upload(&words).unwrap(), gpu.upload(&(0..(batch * pages) as u32).collect::<Vec<_>>()).unwrap());
+    let step = StepRows { count: batch, rows: rows.address(), pages: table.address(), most_pages: pages };
+    let partial = PartialSums::new(gpu, shape, CONTEXT).unwrap();
+    let out = gpu.allocate(batch * HEADS * 512 * TERMS * 2).unwrap();
+    let seconds = measure(gpu, |_| {
+        let to = (out.address(), Order::Natural);
+        attend(gpu, kernels, shape, step, cache.address(), x, &partial, Pages::SideBySide, to).unwrap();
+    });
+    line("attention at 1,024 tokens", seconds, (batch * CONTEXT * 576 * 2) as f64, copy);
+}
+
+/// Time of a layer: the step with six layers minus the step with three, over three, as for vLLM.
+fn whole_layers(gpu: &Gpu, kernels: Kernels, noise: &Noise, layers: Vec<Layer>, copy: f64) {
+    let config = config(6);
+    let semantics = Semantics::new(&config, &SemanticsOptions::default());
+    let per_expert = match &layers[0].feed_forward {
+        FeedForward::Experts(experts) => expert_bytes(&experts.routed),
+        FeedForward::Dense(_) => 0.0,
+    };
+    let weights = Weights {
+        embed_tokens: noise.bf16(gpu, VOCAB, HIDDEN),
+        layers,
+        norm: gpu.upload(&vec![1f32; HIDDEN]).unwrap(),
+        lm_head: Some(noise.bf16(gpu, VOCAB, HIDDEN)),
+    };
+    let mut model = CudaModel::assemble(gpu.clone(), kernels, config, semantics, weights, 4_096, 64).unwrap();
+    let batches = [1, 2, 8, 32, 64];
+    let mut pool = PagePool::new(64 * (CONTEXT + PAGE_TOKENS));
+    model.set_cache(pool.total()).unwrap();
+    model.fill_cache(|buffer, bytes| {
+        let noise = noise.fill(gpu, &noise.bf16, bytes);
+        gpu.copy(noise.address(), buffer, bytes).unwrap();
+        gpu.synchronize().unwrap();
+    });
+    let tables: Vec<Vec<_>> = (0..64)
+        .map(|_| {
+            let mut pages = Vec::new();
+            assert!(pool.extend(&mut pages, CONTEXT));
+            pages
+        })
+        .collect();
+    let mut random = Random::new(9);
+    let mut steps = [[(0.0, 0.0); 5]; 2];
+    for (which, keep) in [6, 3].into_iter().enumerate() {
+        model.keep_layers(keep);
+        for (i, &batch) in batches.iter().enumerate() {
+            let spans: Vec<Span<'_>> = (0..batch)
+                .map(|row| Span { pages: &tables[row], position: CONTEXT - 1, count: 1, row })
+                .collect();
+            let mut distinct = 0.0;
+            let mut times: Vec<f64> = (0..24)
+                .map(|_| {
+                    let tokens: Vec<TokenId> =
+                        (0..batch).map(|_| TokenId(random.below(VOCAB) as u32)).collect();
+                    let time = gpu.time(|| model.forward(&tokens, &spans, None::<&mut ()>)).unwrap();
+                    distinct += model.active_experts() as f64 / 24.0;
+                    time
+                })
+                .skip(4)
+                .collect();
+            times.sort_by(f64::total_cmp);
+            steps[which][i] = (times[10], distinct);
+        }
+    }
+    println!("a layer: (step with 6 - step with 3) / 3; bytes: experts, attention, router and cache");
+    for (i, &batch) in batches.iter().enumerate() {
+        let seconds = (steps[0][i].0 - steps[1][i].0) / 3.0;
+        let experts = steps[0][i].1;
+        let bytes = experts * per_expert + 202.3e6 + 5.5e6 + (batch * CONTEXT * 576 * 2) as f64;
+        line(&format!("layer, batch {batch}, {experts:.1} experts"), seconds, bytes, copy);
+    }
+    for batch in [1, 8] {
+        let spans: Vec<Span<'_>> = (0..batch)
+            .map(|row| Span { pages: &tables[row], position: CONTEXT - 1, count: 1, row })
+            .collect();
+        let tokens = vec![TokenId(1); batch];
+        let rows: Vec<usize> = (0..batch).collect();
+        let (mut logits, mut times) = (Vec::new(), Vec::new());
+        for _ in 0..20 {
+            let start = Instant::now();
+            model.forward(&tokens, &spans, None::<&mut ()>).unwrap();
+            model.logits(&rows, &mut logits).unwrap();
+            times.push(start.elapsed().as_secs_f64());
+            assert!(logits.iter().all(|x| x.is_finite()));
+        }
+        times.sort_by(f64::total_cmp);
+        println!(
+            "batch {batch}: a step with 3 layers, lm_head and the logits on the host: {:.0} us",
+            times[10] * 1e6
+        );
+    }
+}

@@ -1,0 +1,162 @@
+use lucid_checkpoint::{MoE, ScoringFunc};
+
+use super::random::{self, Random, decoded, dot};
+use super::{gpu, read, same_bits, split_vectors};
+use crate::cuda::driver::Address;
+use crate::cuda::experts::{ExpertBuffers, Normed, visit};
+use crate::cuda::kernels::Order;
+use crate::cuda::router::Routes;
+use crate::cuda::weights::{Layout, Mlps};
+use crate::weights::Mlp;
+
+const EXPERTS: usize = 6;
+const PER_TOKEN: usize = 2;
+
+#[test]
+fn visits_match_f64_and_never_depend_on_who_shares_the_pass() {
+    let Some((gpu, kernels)) = gpu() else { return };
+    let shapes = [
+        (Layout::Nvfp4, 256, 128),
+        (Layout::Nvfp4, 128, 384),
+        (Layout::Nvfp4, 1_024, 272),
+        (Layout::Nvfp4, 48, 64),
+        (Layout::Bf16, 64, 40),
+        (Layout::F8E4m3, 33, 17),
+    ];
+    for (layout, hidden, width) in shapes {
+        let matrix = |rows, cols, seed| random::matrix(layout, rows, cols, seed);
+        let mlps: Vec<Mlp> = (0..=EXPERTS as u64)
+            .map(|e| Mlp {
+                gate: matrix(width, hidden, 10 + e),
+                up: matrix(width, hidden, 20 + e),
+                down: matrix(hidden, width, 30 + e),
+            })
+            .collect();
+        let on_gpu = Mlps::upload(&gpu, &mlps.iter().collect::<Vec<_>>()).unwrap();
+        for count in [1, 2, 5, 17] {
+            let moe = MoE {
+                n_routed_experts: EXPERTS,
+                n_shared_experts: 1,
+                num_experts_per_tok: PER_TOKEN,
+                moe_intermediate_size: width,
+                n_group: 1,
+                topk_group: 1,
+                scoring_func: ScoringFunc::Sigmoid,
+                norm_topk_prob: true,
+                routed_scaling_factor: 1.0,
+            };
+            let routes = Routes::new(&gpu, &moe, true, count).unwrap();
+            let mut random = Random::new(count as u64);
+            let logits: Vec<f32> = (0..count * EXPERTS).map(|_| random.number()).collect();
+            gpu.write(routes.logits.address(), &logits).unwrap();
+            routes.choose(&gpu, &kernels, Address::NULL, count).unwrap();
+            // Small enough that SiLU does not saturate.
+            let xs: Vec<f32> = random::vector(count * hidden, 5).iter().map(|x| x / 8.0).collect();
+            let natural = split_vectors(&gpu, &kernels, &xs, hidden, Order::Natural);
+            let nvfp4 = match layout.order(hidden) {
+                Order::Nvfp4 => split_vectors(&gpu, &kernels, &xs, hidden, Order::Nvfp4),
+                Order::Natural => gpu.allocate(0).unwrap(),
+            };
+            let x = Normed { natural: natural.address(), nvfp4: nvfp4.address() };
+            let visits = count * (PER_TOKEN + 1);
+            let run = |at_a_time: usize| {
+                let buffers = ExpertBuffers::new(&gpu, visits, width, hidden).unwrap();
+                gpu.write(buffers.outputs(), &vec![f32::NAN; visits * hidden]).unwrap();
+                let slots = routes.most_active(count);
+                visit(&gpu, &kernels, &on_gpu, routes.visits(), slots, at_a_time, x, &buffers).unwrap();
+                let mut y = vec![0f32; visits * hidden];
+                gpu.read(&mut y, buffers.outputs()).unwrap();
+                y
+            };
+            let (plain, by_two, by_eight) = (run(0), run(2), run(8));
+            assert!(same_bits(&by_two, &by_eight), "{layout:?} {hidden}x{width}, {count} tokens");
+            let chosen = routes.read(&gpu, count).unwrap();
+            let mut places = vec![0u32; count * PER_TOKEN];
+            gpu.read(&mut places, routes.places.address()).unwrap();
+            let mut pairs: Vec<(usize, usize, usize)> = (0..count * PER_TOKEN)
+                .map(|i| (places[i] as usize, i / PER_TOKEN, chosen[i / PER_TOKEN][i % PER_TOKEN].expert))
+                .collect();
+            pairs.extend((0..count).map(|token| (count * PER_TOKEN + token, token, EXPERTS)));
+            for (place, token, expert) in pairs {
+                let expected = swiglu(&mlps[expert], &xs[token * hidden..][..hidden]);
+                let size = expected.iter().map(|y| y.abs()).fold(0.0, f64::max);
+                for (which, y) in [("plain", &plain), ("fast", &by_two)] {
+                    for (y, expected) in y[place * hidden..][..hidden].iter().zip(&expected) {
+                        let error = (f64::from(*y) - expected).abs();
+                        assert!(
+                            error <= 2e-5 * size,
+                            "{which} {layout:?} {hidden}x{width}: {y} for {expected}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn swiglu(mlp: &Mlp, x: &[f32]) -> Vec<f64> {
+    let (gate, up, down) = (decoded(&mlp.gate), decoded(&mlp.up), decoded(&mlp.down));
+    let inner: Vec<f32> = (0..mlp.gate.rows)
+        .map(|row| {
+            let cut = |values: &[f32]| dot(&values[row * x.len()..][..x.len()], x).0;
+            let gate = cut(&gate);
+            (gate / (1.0 + (-gate).exp()) * cut(&up)) as f32
+        })
+        .collect();
+    (0..mlp.down.rows).map(|row| dot(&down[row * inner.len()..][..inner.len()], &inner).0).collect()
+}
+
+/// The whole half of a layer, with weights, shared expert and residual.
+#[test]
+fn a_layers_sum_is_the_weighted_sum_of_its_visits() {
+    let Some((gpu, kernels)) = gpu() else { return };
+    let (hidden, width, count) = (256, 128, 17);
+    let mlp = |seed| Mlp {
+        gate: random::matrix(Layout::Nvfp4, width, hidden, seed),
+        up: random::matrix(Layout::Nvfp4, width, hidden, seed + 1),
+        down: random::matrix(Layout::Nvfp4, hidden, width, seed + 2),
+    };
+    let host = crate::weights::Experts {
+        router: random::matrix(Layout::Bf16, EXPERTS, hidden, 90),
+        bias: None,
+        routed: (0..EXPERTS as u64).map(|e| mlp(10 * e)).collect(),
+        shared: Some(mlp(70)),
+    };
+    let moe = MoE {
+        n_routed_experts: EXPERTS,
+        n_shared_experts: 1,
+        num_experts_per_tok: PER_TOKEN,
+        moe_intermediate_size: width,
+        n_group: 1,
+        topk_group: 1,
+        scoring_func: ScoringFunc::Sigmoid,
+        norm_topk_prob: true,
+        routed_scaling_factor: 1.5,
+    };
+    let xs: Vec<f32> = random::vector(count * hidden, 5).iter().map(|x| x / 8.0).collect();
+    let residual = random::vector(count * hidden, 6);
+    let experts = crate::cuda::weights::upload_experts(&gpu, &host).unwrap();
+    assert!(experts.shared_joined);
+    let routes = Routes::new(&gpu, &moe, true, count).unwrap();
+    let buffers = ExpertBuffers::new(&gpu, count * (PER_TOKEN + 1), width, hidden).unwrap();
+    let natural = split_vectors(&gpu, &kernels, &xs, hidden, Order::Natural);
+    let nvfp4 = split_vectors(&gpu, &kernels, &xs, hidden, Order::Nvfp4);
+    let x = Normed { natural: natural.address(), nvfp4: nvfp4.address() };
+    let y = gpu.upload(&residual).unwrap();
+    crate::cuda::experts::run(&gpu, &kernels, &experts, &routes, &buffers, count, x, y.address()).unwrap();
+    let y = read(&gpu, &y, count * hidden);
+    for (token, chosen) in routes.read(&gpu, count).unwrap().iter().enumerate() {
+        let x = &xs[token * hidden..][..hidden];
+        let mut expected = swiglu(host.shared.as_ref().unwrap(), x);
+        for route in chosen {
+            let visit = swiglu(&host.routed[route.expert], x);
+            expected.iter_mut().zip(visit).for_each(|(sum, y)| *sum += f64::from(route.weight) * y);
+        }
+        let size = expected.iter().map(|y| y.abs()).fold(1.0, f64::max);
+        for (k, expected) in expected.iter().enumerate() {
+            let i = token * hidden + k;
+            let error = (f64::from(y[i]) - expected - f64::from(residual[i])).abs();
+            assert!(error <= 2e-5 * size, "{} for {expected}", y[i]);
+        }
+    }
+}

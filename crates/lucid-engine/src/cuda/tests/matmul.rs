@@ -1,0 +1,164 @@
+use lucid_checkpoint::{Bytes, Matrix, Packed, e4m3_to_f32, nvfp4};
+
+use super::random::{self, Random, decoded, dot};
+use super::{gpu, poisoned, read, same_bits, split_vectors};
+use crate::cuda::kernels::Order;
+use crate::cuda::matmul::{Product, multiply, multiply_plain};
+use crate::cuda::weights::{DeviceMatrix, Layout};
+
+/// A sum's rounding, relative to the sum of its absolute terms: tensor cores cut products off below 2^-24 of the largest.
+const TOLERANCE: f64 = 2e-6;
+
+const LAYOUTS: [Layout; 5] = [Layout::F32, Layout::F16, Layout::Bf16, Layout::F8E4m3, Layout::Nvfp4];
+
+#[test]
+fn products_match_f64_and_never_depend_on_the_batch() {
+    let Some((gpu, kernels)) = gpu() else { return };
+    let mut random = Random::new(7);
+    let shapes = [
+        (1, 32),
+        (7, 96),
+        (16, 128),
+        (17, 256),
+        (33, 192),
+        (129, 512),
+        (40, 1_536),
+        (24, 7_168),
+        (5, 48),
+        (3, 17),
+    ];
+    for layout in LAYOUTS {
+        for (rows, cols) in shapes {
+            if layout == Layout::Nvfp4 && cols % 16 != 0 {
+                continue;
+            }
+            let host = random::matrix(layout, rows, cols, random.word());
+            let (weight, values) = (DeviceMatrix::upload(&gpu, &host).unwrap(), decoded(&host));
+            let xs = random::vector(37 * cols, random.word());
+            let x = split_vectors(&gpu, &kernels, &xs, cols, layout.order(cols));
+            let mut alone = Vec::new();
+            for count in [1, 2, 3, 8, 17, 37] {
+                let y = poisoned(&gpu, count * rows);
+                let product = Product::new(&weight, x.address()).into(y.address());
+                multiply(&gpu, &kernels, product, None, count).unwrap();
+                let fast = read(&gpu, &y, count * rows);
+                multiply_plain(&gpu, &kernels, product, count).unwrap();
+                let plain = read(&gpu, &y, count * rows);
+                for (i, (&fast, &plain)) in fast.iter().zip(&plain).enumerate() {
+                    let (vector, row) = (i / rows, i % rows);
+                    let (sum, size) = dot(&values[row * cols..][..cols], &xs[vector * cols..][..cols]);
+                    for (which, y) in [("fast", fast), ("plain", plain)] {
+                        let error = (f64::from(y) - sum).abs();
+                        assert!(
+                            error <= TOLERANCE * size,
+                            "{which} {layout:?} {rows}x{cols}, {count}: {y} for {sum}"
+                        );
+                    }
+                }
+                if count == 1 {
+                    alone = fast.clone();
+                }
+                assert!(
+                    same_bits(&fast[..rows], &alone),
+                    "{layout:?} {rows}x{cols}: 1 vector and {count} differ"
+                );
+            }
+            // The last vector of 37, computed alone, through a gathered row.
+            let y = poisoned(&gpu, rows);
+            let all = poisoned(&gpu, 37 * rows);
+            let at = gpu.upload(&[36u32]).unwrap();
+            let product = Product::new(&weight, x.address());
+            multiply(&gpu, &kernels, product.gather(at.address()).into(y.address()), None, 1).unwrap();
+            multiply(&gpu, &kernels, product.into(all.address()), None, 37).unwrap();
+            assert!(
+                same_bits(&read(&gpu, &y, rows), &read(&gpu, &all, 37 * rows)[36 * rows..]),
+                "{layout:?} {rows}x{cols}"
+            );
+        }
+    }
+}
+
+/// Products with unit vectors show every code under every scale, NaN too, as the reader decodes them.
+#[test]
+fn every_nvfp4_code_and_scale_is_decoded_exactly() {
+    let Some((gpu, kernels)) = gpu() else { return };
+    let (rows, cols) = (256, 128);
+    // Column k has code k % 16 in both nibble places over the row; row r has scale r.
+    let codes: Vec<u8> =
+        (0..rows * cols / 2).map(|i| (2 * i % 16) as u8 | ((2 * i + 1) % 16) as u8 * 16).collect();
+    let scales: Vec<u8> = (0..rows * cols / 16).map(|i| (i / (cols / 16)) as u8).collect();
+    let packed = Packed::Nvfp4 {
+        codes: Bytes::from(codes),
+        scales: Bytes::from(scales),
+        global_scale: 0.5,
+        input_scale: None,
+    };
+    let host = Matrix { name: "codes".into(), rows, cols, packed };
+    let weight = DeviceMatrix::upload(&gpu, &host).unwrap();
+    let mut units = vec![0f32; cols * cols];
+    (0..cols).for_each(|k| units[k * cols + k] = 1.0);
+    let x = split_vectors(&gpu, &kernels, &units, cols, Order::Nvfp4);
+    let y = poisoned(&gpu, cols * rows);
+    multiply(&gpu, &kernels, Product::new(&weight, x.address()).into(y.address()), None, cols).unwrap();
+    let y = read(&gpu, &y, cols * rows);
+    for k in 0..cols {
+        for row in 0..rows {
+            let expected = nvfp4::E2M1[k % 16] * e4m3_to_f32(row as u8) * 0.5;
+            let got = y[k * rows + row];
+            // A sum with zeros has no -0.
+            assert!(
+                got == expected || got.is_nan() && expected.is_nan(),
+                "code {}, scale {row:#x}: {got}, not {expected}",
+                k % 16
+            );
+        }
+    }
+}
+
+#[test]
+fn heads_take_their_own_rows_and_columns() {
+    let Some((gpu, kernels)) = gpu() else { return };
+    let (heads, skip, rows, cols, count) = (5, 32, 48, 128, 3);
+    for layout in [Layout::Bf16, Layout::F32, Layout::Nvfp4] {
+        let host = random::matrix(layout, heads * (skip + rows), cols, 3);
+        let (weight, values) = (DeviceMatrix::upload(&gpu, &host).unwrap(), decoded(&host));
+        let xs = random::vector(count * heads * cols, 4);
+        let x = split_vectors(&gpu, &kernels, &xs, heads * cols, layout.order(cols));
+        let y = gpu.upload(&vec![1f32; count * heads * rows]).unwrap();
+        let product = Product::new(&weight, x.address())
+            .per_head(heads, (skip, skip + rows, rows), (rows, heads * rows))
+            .add_to(y.address());
+        multiply(&gpu, &kernels, product, None, count).unwrap();
+        for (i, y) in read(&gpu, &y, count * heads * rows).into_iter().enumerate() {
+            let (vector, head, row) = (i / rows / heads, i / rows % heads, i % rows);
+            let weights = &values[(head * (skip + rows) + skip + row) * cols..][..cols];
+            let (sum, size) = dot(weights, &xs[(vector * heads + head) * cols..][..cols]);
+            assert!(
+                (f64::from(y) - sum - 1.0).abs() <= TOLERANCE * (size + 1.0),
+                "{layout:?} {i}: {y} {sum}"
+            );
+        }
+    }
+}
+
+#[test]
+fn two_products_share_a_launch() {
+    let Some((gpu, kernels)) = gpu() else { return };
+    let (a, b) = (random::matrix(Layout::Bf16, 200, 256, 1), random::matrix(Layout::Bf16, 72, 256, 2));
+    let (a, b) = (DeviceMatrix::upload(&gpu, &a).unwrap(), DeviceMatrix::upload(&gpu, &b).unwrap());
+    let x = split_vectors(&gpu, &kernels, &random::vector(3 * 256, 5), 256, Order::Natural);
+    let run = |together: bool| {
+        let (y, z) = (poisoned(&gpu, 3 * 200), poisoned(&gpu, 3 * 72));
+        let first = Product::new(&a, x.address()).into(y.address());
+        let second = Product::new(&b, x.address()).into(z.address());
+        if together {
+            multiply(&gpu, &kernels, first, Some(second), 3).unwrap();
+        } else {
+            multiply(&gpu, &kernels, first, None, 3).unwrap();
+            multiply(&gpu, &kernels, second, None, 3).unwrap();
+        }
+        [read(&gpu, &y, 3 * 200), read(&gpu, &z, 3 * 72)].concat()
+    };
+    let together = run(true);
+    assert!(same_bits(&together, &run(false)) && together.iter().all(|y| y.is_finite()));
+}

@@ -1,0 +1,89 @@
+//! Random vectors and packed matrices.
+
+use lucid_checkpoint::{Bytes, Matrix, Packed};
+
+use crate::cuda::weights::Layout;
+
+/// A small generator (Steele et al. 2014, SplitMix64).
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    pub fn word(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From -1 to 1.
+    pub fn number(&mut self) -> f32 {
+        (self.word() >> 40) as f32 / 8_388_608.0 - 1.0
+    }
+
+    pub fn below(&mut self, end: usize) -> usize {
+        (self.word() % end as u64) as usize
+    }
+}
+
+pub fn vector(len: usize, seed: u64) -> Vec<f32> {
+    let mut random = Random::new(seed);
+    (0..len).map(|_| random.number() * 3.0).collect()
+}
+
+/// A matrix with values of about one.
+pub fn matrix(layout: Layout, rows: usize, cols: usize, seed: u64) -> Matrix {
+    let mut random = Random::new(seed);
+    let len = rows * cols;
+    let packed = match layout {
+        Layout::F32 => Packed::F32(Bytes::from(
+            (0..len).flat_map(|_| random.number().to_le_bytes()).collect::<Vec<u8>>(),
+        )),
+        // Exponents from 2^-3 to 1.
+        Layout::F16 => Packed::F16(Bytes::from(
+            (0..len)
+                .flat_map(|_| {
+                    let word = random.word() as u16;
+                    (word & 0x83ff | (12 + (word >> 10 & 3)) << 10).to_le_bytes()
+                })
+                .collect::<Vec<u8>>(),
+        )),
+        Layout::Bf16 => Packed::Bf16(Bytes::from(
+            (0..len)
+                .flat_map(|_| ((random.number().to_bits() >> 16) as u16).to_le_bytes())
+                .collect::<Vec<u8>>(),
+        )),
+        Layout::F8E4m3 => {
+            Packed::F8E4m3(Bytes::from((0..len).map(|_| (random.word() as u8) & 0xbf).collect::<Vec<u8>>()))
+        }
+        Layout::Nvfp4 => Packed::Nvfp4 {
+            codes: Bytes::from((0..len / 2).map(|_| random.word() as u8).collect::<Vec<u8>>()),
+            // 2^-7 (subnormal) to 15.
+            scales: Bytes::from((0..len / 16).map(|_| 4 + (random.word() % 90) as u8).collect::<Vec<u8>>()),
+            global_scale: 0.0123,
+            input_scale: None,
+        },
+    };
+    Matrix { name: format!("random {}", layout as i32), rows, cols, packed }
+}
+
+/// All values, decoded by the checkpoint reader.
+pub fn decoded(matrix: &Matrix) -> Vec<f32> {
+    let mut values = vec![0f32; matrix.rows * matrix.cols];
+    for (row, out) in values.chunks_exact_mut(matrix.cols).enumerate() {
+        matrix.decode_row(row, out);
+    }
+    values
+}
+
+/// The product of a row and a vector in f64, and the sum of its absolute terms: rounding is measured against that.
+pub fn dot(row: &[f32], x: &[f32]) -> (f64, f64) {
+    row.iter().zip(x).fold((0.0, 0.0), |(sum, size), (&w, &x)| {
+        let term = f64::from(w) * f64::from(x);
+        (sum + term, size + term.abs())
+    })
+}
