@@ -11,3 +11,6 @@ pub use divergence::{Divergence, HypothesisFit, PositionBin};
 pub(crate) use divergence::{Observation, Observed, PositionScore, PromptScore, compare};
 pub(crate) use examination::{Evidence, Examination};
 pub(crate) use reference::Reference;
+
+#[cfg(test)]
+mod tests;

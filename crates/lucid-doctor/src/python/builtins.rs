@@ -152,7 +152,10 @@ impl Interpreter {
                 | Value::Dict(_)
                 | Value::Set(_) => self.iterate(value)?.len() as i128,
                 _ => {
-                    return raise("TypeError", format!("object of type '{}' has no len()", value.type_name()));
+                    return raise(
+                        "TypeError",
+                        format!("object of type '{}' has no len()", value.type_name()),
+                    );
                 }
             }),
             ("range", [stop]) => Value::Range(0, whole(stop)?, 1),

@@ -376,7 +376,10 @@ impl Interpreter {
                 return raise("KeyError", index.repr());
             }
             _ => {
-                return raise("TypeError", format!("'{}' object is not subscriptable", container.type_name()));
+                return raise(
+                    "TypeError",
+                    format!("'{}' object is not subscriptable", container.type_name()),
+                );
             }
         };
         found.map_or_else(|| raise("IndexError", format!("{} index out of range", container.type_name())), Ok)

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::terminal::healthy_reason;
-use super::{CheckOutcome, Report, Severity, Verdict};
+use super::{CheckOutcome, Report, Severity, Verdict, percent};
 use crate::evidence::{Divergence, RungState};
 
 /// Divergence below which an honest server stays, nats a token: `reference.logprobs` decides by it.
@@ -41,6 +41,8 @@ pub fn render(report: &Report) -> Result<String, minijinja::Error> {
         "rungs": rungs(report),
         "divergence": report.divergence.as_ref().map(headline),
         "chart": report.divergence.as_ref().map(Chart::new),
+        "shares": report.causes.iter().map(|cause| percent(cause.probability)).collect::<Vec<_>>(),
+        "something_else": percent(report.something_else),
         "checked": checks(report, false),
         "skipped": checks(report, true),
         "exchanges": exchanges(report),
@@ -50,7 +52,7 @@ pub fn render(report: &Report) -> Result<String, minijinja::Error> {
 
 fn verdict(report: &Report) -> Value {
     let reason = match (report.verdict, report.top_cause()) {
-        (Verdict::Faulty, Some(cause)) => format!("{} ({:.0} %)", cause.title, cause.probability * 100.0),
+        (Verdict::Faulty, Some(cause)) => format!("{} ({})", cause.title, percent(cause.probability)),
         (Verdict::Faulty, None) => "Something is wrong, and no single cause stands out".to_owned(),
         (Verdict::Healthy, _) => healthy_reason(report).to_owned(),
         (Verdict::Undecided, _) => "The examination could not come to a verdict".to_owned(),

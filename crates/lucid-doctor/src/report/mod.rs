@@ -279,6 +279,11 @@ pub struct Cost {
     pub completion_tokens: u64,
 }
 
+/// A probability in percent; never "100 %", which nothing is.
+pub(crate) fn percent(probability: f64) -> String {
+    if probability > 0.99 { "> 99 %".to_owned() } else { format!("{:.0} %", probability * 100.0) }
+}
+
 impl Report {
     /// Exit code: 0 healthy, 1 a finding at or above `fail_on`, 2 could not decide. Findings of severity
     /// [`Severity::Info`] are facts; they never count.
@@ -300,3 +305,6 @@ impl Report {
         self.causes.first().filter(|cause| cause.probability > 0.5)
     }
 }
+
+#[cfg(test)]
+mod tests;

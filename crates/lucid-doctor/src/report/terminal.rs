@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::html::nats;
-use super::{Cause, CheckOutcome, Finding, Report, Severity, Verdict};
+use super::{Cause, CheckOutcome, Finding, Report, Severity, Verdict, percent};
 use crate::evidence::{Divergence, RungScore, RungState};
 
 /// How to write.
@@ -94,7 +94,7 @@ impl Page {
             Verdict::Undecided => ("?", YELLOW, "UNDECIDED".to_owned()),
         };
         let reason = match (report.verdict, report.top_cause()) {
-            (Verdict::Faulty, Some(cause)) => format!("{} ({:.0} %)", cause.title, cause.probability * 100.0),
+            (Verdict::Faulty, Some(cause)) => format!("{} ({})", cause.title, percent(cause.probability)),
             (Verdict::Faulty, None) => "something is wrong, and no single cause stands out".to_owned(),
             (Verdict::Healthy, _) => healthy_reason(report).to_owned(),
             (Verdict::Undecided, _) => "the examination could not come to a verdict".to_owned(),
@@ -136,7 +136,7 @@ impl Page {
         for (number, cause) in report.causes.iter().take(4).enumerate() {
             self.cause(number + 1, cause);
         }
-        self.line(&format!("  {:>3.0} %  something else", report.something_else * 100.0));
+        self.line(&format!("  {:>6}  something else", percent(report.something_else)));
         if let Some(cause) = report.causes.first() {
             self.line("");
             self.wrapped("  What to do: ", &cause.remedy.text);
@@ -149,13 +149,13 @@ impl Page {
     }
 
     fn cause(&mut self, number: usize, cause: &Cause) {
-        let share = format!("{:>3.0} %", cause.probability * 100.0);
+        let share = format!("{:>6}", percent(cause.probability));
         let title = if number == 1 { self.style.bold(&cause.title) } else { cause.title.clone() };
         let id = self.style.dim(&cause.id);
         self.line(&format!("  {share}  {title}  {id}"));
         for (name, ids) in [("for", &cause.supported_by), ("against", &cause.against)] {
             if !ids.is_empty() {
-                self.wrapped(&format!("           {name:<8} "), &ids.join(", "));
+                self.wrapped(&format!("          {name:<8} "), &ids.join(", "));
             }
         }
     }

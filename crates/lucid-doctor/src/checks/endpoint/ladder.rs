@@ -4,7 +4,7 @@ use lucid_client::{ChatRequest, Endpoint};
 
 use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
 use crate::evidence::{Answer, AnswerKind, Examination, RungScore, RungState};
-use crate::knowledge::{Rung, ladder};
+use crate::knowledge::{Judge, Rung, ladder};
 use crate::ladder::{Judged, Question, judge, questions};
 use crate::report::{Finding, ProofKind, Severity};
 use crate::statistics::wilson;
@@ -15,7 +15,7 @@ pub(crate) struct Ladder;
 /// Tokens for an answer at first, reasoning included.
 const FIRST_BUDGET: u32 = 512;
 /// Tokens for the second attempt of an answer that the first budget cut.
-const SECOND_BUDGET: u32 = 4_096;
+const SECOND_BUDGET: u32 = 2_048;
 /// No rung fails on fewer judged answers.
 const LEAST: u64 = 3;
 /// So many answers may use up the second budget before no more are tried with it.
@@ -169,7 +169,13 @@ impl Climb {
         let cut = answer.kind == AnswerKind::Cut && (answer.capped_by_server() || self.endless == 0);
         let (exchange, text) = (answer.exchange, answer.text().to_owned());
         let endless = answer.length && !answer.capped_by_server();
-        let judged = judge(rung.judge, &text, &question.answer, &question.cases);
+        let judged = match (rung.judge, answer.kind) {
+            // The reasoning around a hidden answer is in lower case: that says nothing about the answer.
+            (Judge::UpperCase, AnswerKind::InsideReasoning) => {
+                Judged::Unjudged("the answer is inside the reasoning".to_owned())
+            }
+            _ => judge(rung.judge, &text, &question.answer, &question.cases),
+        };
         answer.right = judged == Judged::Right;
         examination.evidence.answers.push(answer);
         if cut {

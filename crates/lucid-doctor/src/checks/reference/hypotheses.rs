@@ -66,8 +66,9 @@ impl Check for Hypotheses {
         if fits.is_empty() {
             return Err(Skip("no known mistake applies to this checkpoint".to_owned()));
         }
+        let right_overall = over_tokens(examination, &right);
         let mut findings: Vec<Finding> =
-            fits.iter().filter_map(|fit| finding(self.id(), fit, mean(&right))).collect();
+            fits.iter().filter_map(|fit| finding(self.id(), fit, right_overall)).collect();
         let any = fits.iter().any(|fit| fit.outcome == "fits");
         if different && fits.iter().all(|fit| fit.outcome == "excluded") {
             let names: Vec<&str> = fits.iter().map(|fit| fit.name.as_str()).collect();
@@ -102,6 +103,17 @@ fn divergences_under(examination: &Examination<'_>, plant: Plant) -> Result<Opti
             .map(|(observed, _)| compare(&mut scorer, observed).map_or(1.0, |score| score.mean_kl()))
             .collect(),
     ))
+}
+
+/// The prompts' means together, each prompt weighing as many tokens as it has: comparable with the report's divergence.
+#[allow(clippy::cast_precision_loss)] // counts of tokens
+fn over_tokens(examination: &Examination<'_>, means: &[f64]) -> f64 {
+    let lengths = examination.evidence.observed.iter().map(|(_, score)| score.positions.len() as f64);
+    let (sum, tokens) = means
+        .iter()
+        .zip(lengths)
+        .fold((0.0, 0.0), |(sum, all), (mean, tokens)| (sum + mean * tokens, all + tokens));
+    sum / f64::max(tokens, 1.0)
 }
 
 #[allow(clippy::cast_precision_loss)] // a dozen prompts

@@ -18,6 +18,13 @@ pub(crate) struct Logprobs;
 const TOP: u32 = 5;
 /// Tokens to generate for each prompt.
 const GENERATED: u32 = 64;
+// Calibration, 2026-11-29, the canary, prompts as below, exact reference. Mean divergence in nats a token:
+//   Lucid's own server (f32, bf16 KV cache)        1.6e-8
+//   vLLM 0.32 CPU in bfloat16                      1.2e-5 (mean |Δ log-probability| 0.0044)
+//   planted router-bias-missing                    2.7e-5: below any threshold, found by `reference.hypotheses`
+//   planted rope-half-split                        0.25
+//   planted nvfp4-global-scale-inverted            0.98
+// The thresholds leave room for honest losses that the canary's peers don't have: FP8 KV caches and W4A4 activations.
 /// A prompt's mean divergence at which it counts as wholly different, in nats a token. The sequential test sees
 /// `min(1, mean / SCALE)`.
 pub(crate) const SCALE: f64 = 0.1;

@@ -1,0 +1,70 @@
+//! The reference against what real servers said. See `tests/data/README.md`.
+
+use std::path::Path;
+
+use lucid_checkpoint::Files;
+use lucid_client::{ChatAnswer, Endpoint, Exchange, Message};
+use lucid_engine::Plant;
+use serde_json::Value;
+
+use super::*;
+
+fn canary() -> Reference {
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/canary"));
+    Reference::open(Files::open(folder).unwrap(), None).unwrap()
+}
+
+/// The recorded answers as the check sees them: the prompt rendered and tokenized by us, the answer's tokens resolved.
+fn recorded(reference: &Reference) -> Vec<(String, Observed)> {
+    let recordings: Vec<Value> =
+        serde_json::from_str(include_str!("../../tests/data/chat-logprobs.json")).unwrap();
+    let observe = |recording: &Value| {
+        let messages: Vec<Message> =
+            serde_json::from_value(recording["request"]["body"]["messages"].clone()).unwrap();
+        let body = recording["body"].as_str().unwrap();
+        let answer: ChatAnswer = serde_json::from_str(body).unwrap();
+        let exchange: Exchange = serde_json::from_value(serde_json::json!({
+            "method": "POST", "url": "", "status": 200, "body": body, "sent_unix_ms": 0, "seconds": 0.0
+        }))
+        .unwrap();
+        let scored = Endpoint::chat_logprobs(&exchange, &answer).unwrap().unwrap();
+        let prompt = reference.prompt(&messages).unwrap();
+        assert_eq!(
+            prompt.len() as u64,
+            answer.usage.unwrap().prompt_tokens,
+            "our rendering has the server's length"
+        );
+        let observed = reference.observed(&prompt, &[], &scored, 1);
+        assert_eq!(observed.observations.len(), 16, "every token of the answer is resolved");
+        (recording["server"].as_str().unwrap().to_owned(), observed)
+    };
+    recordings.iter().map(observe).collect()
+}
+
+#[test]
+fn honest_servers_are_near_the_reference() {
+    let reference = canary();
+    let mut scorer = reference.scorer(None).unwrap();
+    for (server, observed) in recorded(&reference) {
+        let score = compare(&mut scorer, &observed).unwrap();
+        assert_eq!(score.positions.len(), 16);
+        assert!(score.mean_kl() < 1e-3, "{server}: {}", score.mean_kl());
+        assert!(
+            score.positions.iter().all(|position| position.top1 && position.delta < 0.2),
+            "{server}: {score:?}"
+        );
+    }
+}
+
+#[test]
+fn honest_servers_are_far_from_mistaken_models() {
+    let reference = canary();
+    let recordings = recorded(&reference);
+    for plant in [Plant::RopeHalfSplit, Plant::Nvfp4GlobalScaleInverted] {
+        let mut scorer = reference.scorer(Some(plant)).unwrap();
+        for (server, observed) in &recordings {
+            let score = compare(&mut scorer, observed).unwrap();
+            assert!(score.mean_kl() > 0.05, "{plant} {server}: {}", score.mean_kl());
+        }
+    }
+}
