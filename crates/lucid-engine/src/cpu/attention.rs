@@ -7,9 +7,9 @@
 use std::cell::RefCell;
 
 use super::cache::LatentCache;
-use super::dot::dots;
+use super::dot::{Target, dots};
 use super::exp::exp;
-use super::row::Row;
+use super::row::Rows;
 use super::threads::Threads;
 use super::weighted_sum::weighted_sum;
 use crate::kv_cache::{PAGE_TOKENS, PageId};
@@ -133,15 +133,9 @@ fn attend_block(
         let first = number * PAGE_TOKENS;
         let entries = PAGE_TOKENS.min(last - first);
         let values = cache.page(layer, page, entries, &mut block.page);
-        let bytes = as_bytes(values);
-        let scores = &mut block.scores;
-        dots(
-            (entries, count, width),
-            |entry| Row::F32(&bytes[entry * width * 4..(entry + 1) * width * 4]),
-            query,
-            &mut block.no_scratch,
-            |entry, q, score| scores[q * PAGE_TOKENS + entry] = score * shape.scale,
-        );
+        let target = Target { at: block.scores.as_mut_ptr(), stride: PAGE_TOKENS, scale: shape.scale };
+        // SAFETY: `scores` has room for PAGE_TOKENS entries of every query, and is ours.
+        unsafe { dots(Rows::f32s(values, width), count, query, &mut block.no_scratch, target) };
         for q in 0..count {
             let visible = (span.position + token_of(q) + 1).saturating_sub(first).min(entries);
             let scores = &mut block.scores[q * PAGE_TOKENS..(q + 1) * PAGE_TOKENS];
@@ -194,9 +188,4 @@ fn softmax_page(scores: &mut [f32], visible: usize, maximum: &mut f32, sum: &mut
     *sum = *sum * rescale + lanes.iter().sum::<f32>();
     *maximum = highest;
     rescale
-}
-
-fn as_bytes(values: &[f32]) -> &[u8] {
-    // SAFETY: any f32 is four plain bytes; the length is that of the slice.
-    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), std::mem::size_of_val(values)) }
 }

@@ -4,17 +4,38 @@
 //! the eight lanes are added in a fixed tree. A tile of several rows and tokens runs many such chains side by side and
 //! never mixes them, so a result does not depend on the tile: this is where batch invariance comes from.
 
-use super::row::Row;
+use super::row::Rows;
 
 /// Lanes of one chain.
 pub(super) const LANES: usize = 8;
 
+/// Where products go: the product of row `r` and token `t`, times `scale`, goes to `at[t * stride + r]`.
+#[derive(Clone, Copy)]
+pub struct Target {
+    /// Place of row 0, token 0.
+    pub at: *mut f32,
+    /// From one token to the next.
+    pub stride: usize,
+    /// Applied to every product.
+    pub scale: f32,
+}
+
+impl Target {
+    /// # Safety
+    /// The place is valid for writes, and nobody else touches it meanwhile.
+    #[inline]
+    pub(super) unsafe fn put(self, row: usize, token: usize, sum: f32) {
+        // SAFETY: promised by the caller.
+        unsafe { self.at.add(token * self.stride + row).write(sum * self.scale) };
+    }
+}
+
 /// The plain form: one row, one token.
 #[must_use]
-pub fn dot_plain(row: Row<'_>, x: &[f32]) -> f32 {
+pub fn dot_plain(rows: &Rows<'_>, row: usize, x: &[f32]) -> f32 {
     let mut lanes = [0f32; LANES];
-    for (k, &x) in x.iter().enumerate() {
-        lanes[k % LANES] = row.column(k).mul_add(x, lanes[k % LANES]);
+    for (k, &x) in x.iter().enumerate().take(rows.cols) {
+        lanes[k % LANES] = rows.value(row, k).mul_add(x, lanes[k % LANES]);
     }
     sum_lanes(lanes)
 }
@@ -38,27 +59,30 @@ pub fn has_avx2() -> bool {
     false
 }
 
-/// The products of `rows` weight rows with `tokens` vectors of `cols` columns.
+/// The products of all `rows` with `tokens` vectors; `x(t)` gives a vector of at least `rows.cols` values.
 ///
-/// `row(r)` and `x(t)` give them, all rows of one layout; `write(r, t, sum)` receives each product. `scratch` keeps
-/// decoded rows while many tokens pass; it grows once and is reused.
-pub fn dots<'w, 'x>(
-    (rows, tokens, cols): (usize, usize, usize),
-    row: impl Fn(usize) -> Row<'w>,
+/// `scratch` keeps decoded rows while many tokens pass; it grows once and is reused.
+///
+/// # Safety
+/// `target` is valid for writes at every row and token, and nobody else touches these places meanwhile.
+pub unsafe fn dots<'x>(
+    rows: Rows<'_>,
+    tokens: usize,
     x: impl Fn(usize) -> &'x [f32],
     scratch: &mut Vec<f32>,
-    mut write: impl FnMut(usize, usize, f32),
+    target: Target,
 ) {
     #[cfg(target_arch = "x86_64")]
     if has_avx2() {
-        // SAFETY: AVX2, FMA and F16C were found.
-        unsafe { super::dot_avx2::dots((rows, tokens, cols), row, x, scratch, write) };
+        // SAFETY: AVX2, FMA and F16C were found; `target` as promised by the caller.
+        unsafe { super::dot_avx2::dots(rows, tokens, x, scratch, target) };
         return;
     }
-    let _ = (scratch, cols);
-    for r in 0..rows {
-        for t in 0..tokens {
-            write(r, t, dot_plain(row(r), x(t)));
+    let _ = scratch;
+    for t in 0..tokens {
+        for r in 0..rows.count {
+            // SAFETY: promised by the caller.
+            unsafe { target.put(r, t, dot_plain(&rows, r, x(t))) };
         }
     }
 }
@@ -66,6 +90,7 @@ pub fn dots<'w, 'x>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::row::Stored;
 
     fn vector(len: usize, seed: u32) -> Vec<f32> {
         let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
@@ -82,18 +107,22 @@ mod tests {
         vector(len, seed).into_iter().map(|x| ((x + 1.0) * 48.0) as u8).collect()
     }
 
-    fn row_of(layout: usize, stored: &[u8], cols: usize, r: usize) -> Row<'_> {
-        let cut = |width: usize| &stored[r * cols * width..][..cols * width];
-        match layout {
-            0 => Row::F32(cut(4)),
-            1 => Row::F16(cut(2)),
-            2 => Row::Bf16(cut(2)),
-            3 => Row::F8E4m3(cut(1)),
-            _ => Row::Nvfp4 { codes: &cut(1)[..cols / 2], scales: &cut(1)[cols / 2..][..cols / 16] },
-        }
+    fn rows_of(layout: usize, stored: &[u8], count: usize, cols: usize) -> Rows<'_> {
+        let cut = |width: usize| &stored[..count * cols * width];
+        let stored = match layout {
+            0 => Stored::F32(cut(4)),
+            1 => Stored::F16(cut(2)),
+            2 => Stored::Bf16(cut(2)),
+            3 => Stored::F8E4m3(cut(1)),
+            _ => Stored::Nvfp4 {
+                codes: &cut(1)[..count * cols / 2],
+                scales: &cut(1)[count * cols / 2..][..count * cols / 16],
+            },
+        };
+        Rows { count, cols, stored }
     }
 
-    /// Any layout, any shape, any tile: the same bits as the plain form.
+    /// Any layout, any shape, any tile: the same bits as the plain form, and every place written.
     #[test]
     fn every_tile_has_the_bits_of_the_plain_form() {
         let mut scratch = Vec::new();
@@ -102,31 +131,30 @@ mod tests {
                 if layout == 4 && cols % 16 != 0 {
                     continue;
                 }
-                for (rows, tokens) in [(1, 1), (3, 2), (4, 1), (5, 3), (7, 6), (9, 7), (2, 13), (33, 20)] {
-                    let stored = bytes(rows * cols * 4, (rows * cols) as u32);
+                for (count, tokens) in [(1, 1), (3, 2), (4, 1), (5, 3), (7, 6), (9, 7), (2, 13), (33, 20)] {
+                    let stored = bytes(count * cols * 4, (count * cols) as u32);
+                    let rows = rows_of(layout, &stored, count, cols);
                     let xs = vector(tokens * cols, (tokens + layout) as u32);
                     let x = |t: usize| &xs[t * cols..][..cols];
-                    let mut seen = vec![None; rows * tokens];
-                    dots(
-                        (rows, tokens, cols),
-                        |r| row_of(layout, &stored, cols, r),
-                        x,
-                        &mut scratch,
-                        |r, t, sum| {
-                            assert!(seen[r * tokens + t].replace(sum).is_none(), "written twice");
-                        },
-                    );
-                    for r in 0..rows {
+                    let stride = count + 3;
+                    let mut out = vec![f32::NAN; tokens * stride];
+                    let target = Target { at: out.as_mut_ptr(), stride, scale: 0.5 };
+                    // SAFETY: `out` has room for every token and row.
+                    unsafe { dots(rows, tokens, x, &mut scratch, target) };
+                    for r in 0..count {
                         for t in 0..tokens {
-                            let plain = dot_plain(row_of(layout, &stored, cols, r), x(t));
-                            let sum = seen[r * tokens + t].expect("never written");
+                            let plain = dot_plain(&rows, r, x(t)) * 0.5;
+                            let sum = out[t * stride + r];
                             assert_eq!(
                                 sum.to_bits(),
                                 plain.to_bits(),
-                                "layout {layout}, {rows}x{cols}, {tokens} tokens, ({r}, {t}): {sum} {plain}"
+                                "layout {layout}, {count}x{cols}, {tokens} tokens, ({r}, {t}): {sum} {plain}"
                             );
                         }
                     }
+                    let untouched =
+                        (0..tokens).all(|t| out[t * stride + count..][..3].iter().all(|x| x.is_nan()));
+                    assert!(untouched, "written outside of the rows");
                 }
             }
         }

@@ -1,21 +1,27 @@
 //! AVX2 form of `dot`: sixteen columns a step, several rows and tokens a tile.
+//!
+//! Everything that runs per block has the vector features in its own attribute: a closure or a function without them would
+//! be called, not inlined, and a call costs more than a block.
 
 use std::arch::x86_64::*;
 
 use lucid_checkpoint::E4M3;
 
-use super::dot::{LANES, sum_lanes};
-use super::row::{BLOCK, Row};
+use super::dot::{LANES, Target, sum_lanes};
+use super::row::{BLOCK, Rows, Stored};
 
 /// From so many tokens on, decoding a row once into scratch beats decoding it in every tile.
 const DECODE_ONCE_FROM: usize = 7;
 
-/// A stored row that decodes sixteen columns at a time.
-trait Load<'a>: Copy {
-    /// The row, if it is of this layout.
-    fn of(row: Row<'a>) -> Option<Self>;
+/// Pointers to stored rows that decode sixteen columns at a time.
+trait Load: Copy {
+    /// The same, `rows` rows of `cols` columns further on.
+    ///
+    /// # Safety
+    /// Those rows exist.
+    unsafe fn skip(self, rows: usize, cols: usize) -> Self;
 
-    /// Columns `16 * block ..` as two vectors in order.
+    /// Columns `16 * block ..` of the first row as two vectors in order.
     ///
     /// # Safety
     /// The row has these columns; the CPU has AVX2, FMA and F16C.
@@ -36,9 +42,11 @@ struct Nvfp4 {
     scales: *const u8,
 }
 
-impl<'a> Load<'a> for F32 {
-    fn of(row: Row<'a>) -> Option<Self> {
-        if let Row::F32(bytes) = row { Some(F32(bytes.as_ptr())) } else { None }
+impl Load for F32 {
+    #[inline]
+    unsafe fn skip(self, rows: usize, cols: usize) -> Self {
+        // SAFETY: inside the rows, as the caller promises; so for the other layouts.
+        F32(unsafe { self.0.add(rows * cols * 4) })
     }
 
     #[inline]
@@ -52,9 +60,11 @@ impl<'a> Load<'a> for F32 {
     }
 }
 
-impl<'a> Load<'a> for F16 {
-    fn of(row: Row<'a>) -> Option<Self> {
-        if let Row::F16(bytes) = row { Some(F16(bytes.as_ptr())) } else { None }
+impl Load for F16 {
+    #[inline]
+    unsafe fn skip(self, rows: usize, cols: usize) -> Self {
+        // SAFETY: see `F32`.
+        F16(unsafe { self.0.add(rows * cols * 2) })
     }
 
     #[inline]
@@ -68,9 +78,11 @@ impl<'a> Load<'a> for F16 {
     }
 }
 
-impl<'a> Load<'a> for Bf16 {
-    fn of(row: Row<'a>) -> Option<Self> {
-        if let Row::Bf16(bytes) = row { Some(Bf16(bytes.as_ptr())) } else { None }
+impl Load for Bf16 {
+    #[inline]
+    unsafe fn skip(self, rows: usize, cols: usize) -> Self {
+        // SAFETY: see `F32`.
+        Bf16(unsafe { self.0.add(rows * cols * 2) })
     }
 
     #[inline]
@@ -89,9 +101,11 @@ impl<'a> Load<'a> for Bf16 {
     }
 }
 
-impl<'a> Load<'a> for F8E4m3 {
-    fn of(row: Row<'a>) -> Option<Self> {
-        if let Row::F8E4m3(bytes) = row { Some(F8E4m3(bytes.as_ptr())) } else { None }
+impl Load for F8E4m3 {
+    #[inline]
+    unsafe fn skip(self, rows: usize, cols: usize) -> Self {
+        // SAFETY: see `F32`.
+        F8E4m3(unsafe { self.0.add(rows * cols) })
     }
 
     #[inline]
@@ -102,20 +116,17 @@ impl<'a> Load<'a> for F8E4m3 {
             let bytes = _mm_loadu_si128(self.0.add(16 * block).cast());
             let low = _mm256_cvtepu8_epi32(bytes);
             let high = _mm256_cvtepu8_epi32(_mm_srli_si128::<8>(bytes));
-            [
-                _mm256_i32gather_ps::<4>(E4M3.as_ptr(), low),
-                _mm256_i32gather_ps::<4>(E4M3.as_ptr(), high),
-            ]
+            [_mm256_i32gather_ps::<4>(E4M3.as_ptr(), low), _mm256_i32gather_ps::<4>(E4M3.as_ptr(), high)]
         }
     }
 }
 
-impl<'a> Load<'a> for Nvfp4 {
-    fn of(row: Row<'a>) -> Option<Self> {
-        if let Row::Nvfp4 { codes, scales } = row {
-            Some(Nvfp4 { codes: codes.as_ptr(), scales: scales.as_ptr() })
-        } else {
-            None
+impl Load for Nvfp4 {
+    #[inline]
+    unsafe fn skip(self, rows: usize, cols: usize) -> Self {
+        // SAFETY: see `F32`.
+        unsafe {
+            Nvfp4 { codes: self.codes.add(rows * cols / 2), scales: self.scales.add(rows * cols / BLOCK) }
         }
     }
 
@@ -142,162 +153,193 @@ impl<'a> Load<'a> for Nvfp4 {
 /// See [`super::dot::dots`].
 ///
 /// # Safety
-/// The CPU has AVX2, FMA and F16C.
+/// As there, and the CPU has AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn dots<'w, 'x>(
-    (rows, tokens, cols): (usize, usize, usize),
-    row: impl Fn(usize) -> Row<'w>,
+pub(super) unsafe fn dots<'x>(
+    rows: Rows<'_>,
+    tokens: usize,
     x: impl Fn(usize) -> &'x [f32],
     scratch: &mut Vec<f32>,
-    write: impl FnMut(usize, usize, f32),
+    target: Target,
 ) {
-    if rows == 0 || tokens == 0 {
+    if rows.count == 0 || tokens == 0 {
         return;
     }
-    let shape = (rows, tokens, cols);
-    let layout = row(0);
-    // SAFETY: features as promised by the caller; rows and vectors are checked for their columns inside.
+    // SAFETY: features and target as promised by the caller; the pointers are to `rows.count` whole rows.
     unsafe {
-        if tokens >= DECODE_ONCE_FROM && !matches!(layout, Row::F32(_)) {
-            scratch.resize(scratch.len().max(rows * cols), 0.0);
-            for (r, out) in scratch.chunks_exact_mut(cols).take(rows).enumerate() {
-                decode(row(r), out);
-            }
-            let decoded: &[u8] = std::slice::from_raw_parts(scratch.as_ptr().cast(), rows * cols * 4);
-            let row = |r: usize| Row::F32(&decoded[r * cols * 4..(r + 1) * cols * 4]);
-            return tiles::<F32>(shape, row, x, write);
+        if tokens >= DECODE_ONCE_FROM && !matches!(rows.stored, Stored::F32(_)) {
+            scratch.resize(scratch.len().max(rows.count * rows.cols), 0.0);
+            let decoded = &mut scratch[..rows.count * rows.cols];
+            decode_all(&rows, decoded);
+            let rows = Rows::f32s(decoded, rows.cols);
+            return tiles(F32(decoded.as_ptr().cast()), &rows, tokens, x, target);
         }
-        match layout {
-            Row::F32(_) => tiles::<F32>(shape, row, x, write),
-            Row::F16(_) => tiles::<F16>(shape, row, x, write),
-            Row::Bf16(_) => tiles::<Bf16>(shape, row, x, write),
-            Row::F8E4m3(_) => tiles::<F8E4m3>(shape, row, x, write),
-            Row::Nvfp4 { .. } => tiles::<Nvfp4>(shape, row, x, write),
+        match rows.stored {
+            Stored::F32(bytes) => tiles(F32(bytes.as_ptr()), &rows, tokens, x, target),
+            Stored::F16(bytes) => tiles(F16(bytes.as_ptr()), &rows, tokens, x, target),
+            Stored::Bf16(bytes) => tiles(Bf16(bytes.as_ptr()), &rows, tokens, x, target),
+            Stored::F8E4m3(bytes) => tiles(F8E4m3(bytes.as_ptr()), &rows, tokens, x, target),
+            Stored::Nvfp4 { codes, scales } => {
+                let load = Nvfp4 { codes: codes.as_ptr(), scales: scales.as_ptr() };
+                tiles(load, &rows, tokens, x, target);
+            }
         }
     }
 }
 
-/// Decodes one row, without the global scale.
+/// Decodes all rows into `out` `[count, cols]`, without the global scale.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn decode(row: Row<'_>, out: &mut [f32]) {
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn blocks<'a, L: Load<'a>>(row: Row<'a>, out: &mut [f32]) -> bool {
-        let Some(load) = L::of(row) else { return false };
-        for (block, out) in out.chunks_exact_mut(BLOCK).enumerate() {
-            // SAFETY: the caller's row has the columns of `out`; sixteen are left in this chunk.
+unsafe fn decode_all(rows: &Rows<'_>, out: &mut [f32]) {
+    // SAFETY: the pointers are to `rows.count` whole rows.
+    unsafe {
+        match rows.stored {
+            Stored::F32(bytes) => decode(F32(bytes.as_ptr()), rows, out),
+            Stored::F16(bytes) => decode(F16(bytes.as_ptr()), rows, out),
+            Stored::Bf16(bytes) => decode(Bf16(bytes.as_ptr()), rows, out),
+            Stored::F8E4m3(bytes) => decode(F8E4m3(bytes.as_ptr()), rows, out),
+            Stored::Nvfp4 { codes, scales } => {
+                decode(Nvfp4 { codes: codes.as_ptr(), scales: scales.as_ptr() }, rows, out);
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn decode<L: Load>(load: L, rows: &Rows<'_>, out: &mut [f32]) {
+    for (r, out) in out.chunks_exact_mut(rows.cols).enumerate() {
+        // SAFETY: row `r` exists.
+        let load = unsafe { load.skip(r, rows.cols) };
+        let blocks = rows.cols / BLOCK;
+        for (block, out) in out.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
+            // SAFETY: the row has these columns.
             unsafe {
                 let [low, high] = load.load(block);
                 _mm256_storeu_ps(out.as_mut_ptr(), low);
                 _mm256_storeu_ps(out.as_mut_ptr().add(LANES), high);
             }
         }
-        true
-    }
-    // SAFETY: features as promised by the caller.
-    let _ = unsafe {
-        match row {
-            Row::F32(_) => blocks::<F32>(row, out),
-            Row::F16(_) => blocks::<F16>(row, out),
-            Row::Bf16(_) => blocks::<Bf16>(row, out),
-            Row::F8E4m3(_) => blocks::<F8E4m3>(row, out),
-            Row::Nvfp4 { .. } => blocks::<Nvfp4>(row, out),
+        for (k, out) in out.iter_mut().enumerate().skip(blocks * BLOCK) {
+            *out = rows.value(r, k);
         }
-    };
-    for column in out.len() / BLOCK * BLOCK..out.len() {
-        out[column] = row.column(column);
     }
 }
 
 /// All rows and tokens in tiles that fit the sixteen vector registers: 4 rows by 1 or 2 tokens, 2 rows by 3 to 6.
-#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tiles<'w, 'x, L: Load<'w>>(
-    (rows, tokens, cols): (usize, usize, usize),
-    row: impl Fn(usize) -> Row<'w>,
+unsafe fn tiles<'x, L: Load>(
+    load: L,
+    rows: &Rows<'_>,
+    tokens: usize,
     x: impl Fn(usize) -> &'x [f32],
-    mut write: impl FnMut(usize, usize, f32),
+    target: Target,
 ) {
     let mut t = 0;
     while t < tokens {
         let width = (tokens - t).min(6);
-        let mut r = 0;
-        while r < rows {
-            macro_rules! tile {
-                ($height:literal, $width:literal) => {{
-                    let height = usize::min($height, rows - r);
-                    // A tile that hangs over the edge computes its last row or token again.
-                    let rows: [Row<'w>; $height] = std::array::from_fn(|i| row(r + i.min(height - 1)));
-                    let xs: [&'x [f32]; $width] = std::array::from_fn(|j| x(t + j));
-                    // SAFETY: features as promised by the caller.
-                    let sums = unsafe { tile::<L, $height, $width>(rows, xs, cols) };
-                    for (i, sums) in sums.iter().enumerate().take(height) {
-                        for (j, &sum) in sums.iter().enumerate() {
-                            write(r + i, t + j, sum);
-                        }
-                    }
-                    r += height;
-                }};
-            }
+        // SAFETY: features and target as promised by the caller.
+        unsafe {
             match width {
-                1 => tile!(4, 1),
-                2 => tile!(4, 2),
-                3 => tile!(2, 3),
-                4 => tile!(2, 4),
-                5 => tile!(2, 5),
-                _ => tile!(2, 6),
+                1 => column::<L, 4, 1>(load, rows, t, [x(t)], target),
+                2 => column::<L, 4, 2>(load, rows, t, [x(t), x(t + 1)], target),
+                3 => column::<L, 2, 3>(load, rows, t, [x(t), x(t + 1), x(t + 2)], target),
+                4 => column::<L, 2, 4>(load, rows, t, [x(t), x(t + 1), x(t + 2), x(t + 3)], target),
+                5 => {
+                    let xs = [x(t), x(t + 1), x(t + 2), x(t + 3), x(t + 4)];
+                    column::<L, 2, 5>(load, rows, t, xs, target);
+                }
+                _ => {
+                    let xs = [x(t), x(t + 1), x(t + 2), x(t + 3), x(t + 4), x(t + 5)];
+                    column::<L, 2, 6>(load, rows, t, xs, target);
+                }
             }
         }
         t += width;
     }
 }
 
+/// All rows against `T` tokens.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn column<L: Load, const R: usize, const T: usize>(
+    load: L,
+    rows: &Rows<'_>,
+    first_token: usize,
+    xs: [&[f32]; T],
+    target: Target,
+) {
+    assert!(xs.iter().all(|x| x.len() >= rows.cols), "a vector is shorter than the rows");
+    let mut r = 0;
+    // SAFETY: every tile's rows exist, `xs` are as long as the rows, features and target as promised by the caller.
+    unsafe {
+        while r + R <= rows.count {
+            tile::<L, R, T>(load.skip(r, rows.cols), rows, r, first_token, xs, target);
+            r += R;
+        }
+        while r < rows.count {
+            tile::<L, 1, T>(load.skip(r, rows.cols), rows, r, first_token, xs, target);
+            r += 1;
+        }
+    }
+}
+
+/// `R` rows, from `first_row` on, against `T` tokens.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tile<'a, L: Load<'a>, const R: usize, const T: usize>(
-    rows: [Row<'a>; R],
+unsafe fn tile<L: Load, const R: usize, const T: usize>(
+    load: L,
+    rows: &Rows<'_>,
+    first_row: usize,
+    first_token: usize,
     xs: [&[f32]; T],
-    cols: usize,
-) -> [[f32; T]; R] {
-    assert!(xs.iter().all(|x| x.len() >= cols), "a vector is shorter than the rows");
-    let loads: [Option<L>; R] = rows.map(L::of);
-    let blocks = cols / BLOCK;
+    target: Target,
+) {
+    let (cols, blocks) = (rows.cols, rows.cols / BLOCK);
     let mut sums = [[_mm256_setzero_ps(); T]; R];
-    // All rows of a call come from one matrix, so one `None` means all: the layout was matched by the caller.
-    let Some(loads) = all(loads) else { return [[f32::NAN; T]; R] };
+    let mut loads = [load; R];
+    for (r, load) in loads.iter_mut().enumerate() {
+        // SAFETY: row `r` exists.
+        *load = unsafe { load.skip(r, cols) };
+    }
     for block in 0..blocks {
         // SAFETY: the block is inside `cols`, which every row and vector has.
         unsafe {
-            // No closures in here: they would not have the vector features, and nothing would be inlined.
             let mut weights = [[_mm256_setzero_ps(); 2]; R];
             for r in 0..R {
                 weights[r] = loads[r].load(block);
             }
-            for (half, start) in [block * BLOCK, block * BLOCK + LANES].into_iter().enumerate() {
-                for t in 0..T {
-                    let x = _mm256_loadu_ps(xs[t].as_ptr().add(start));
-                    for r in 0..R {
-                        sums[r][t] = _mm256_fmadd_ps(weights[r][half], x, sums[r][t]);
-                    }
+            for t in 0..T {
+                let x = xs[t].as_ptr().add(block * BLOCK);
+                let (low, high) = (_mm256_loadu_ps(x), _mm256_loadu_ps(x.add(LANES)));
+                for r in 0..R {
+                    sums[r][t] = _mm256_fmadd_ps(weights[r][0], low, sums[r][t]);
+                    sums[r][t] = _mm256_fmadd_ps(weights[r][1], high, sums[r][t]);
                 }
             }
         }
     }
-    let mut out = [[0f32; T]; R];
     for r in 0..R {
         for t in 0..T {
-            let mut lanes = [0f32; LANES];
-            // SAFETY: eight floats.
-            unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sums[r][t]) };
-            for k in blocks * BLOCK..cols {
-                lanes[k % LANES] = rows[r].column(k).mul_add(xs[t][k], lanes[k % LANES]);
-            }
-            out[r][t] = sum_lanes(lanes);
+            let sum = if blocks * BLOCK == cols {
+                sum_vector(sums[r][t])
+            } else {
+                let mut lanes = [0f32; LANES];
+                // SAFETY: eight floats.
+                unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sums[r][t]) };
+                for k in blocks * BLOCK..cols {
+                    lanes[k % LANES] = rows.value(first_row + r, k).mul_add(xs[t][k], lanes[k % LANES]);
+                }
+                sum_lanes(lanes)
+            };
+            // SAFETY: promised by the caller.
+            unsafe { target.put(first_row + r, first_token + t, sum) };
         }
     }
-    out
 }
 
-fn all<L: Copy, const R: usize>(loads: [Option<L>; R]) -> Option<[L; R]> {
-    let first = loads.iter().copied().flatten().next()?;
-    loads.iter().all(Option::is_some).then(|| loads.map(|load| load.unwrap_or(first)))
+/// The tree of [`sum_lanes`].
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn sum_vector(v: __m256) -> f32 {
+    let halves = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v)); // 0+4, 1+5, 2+6, 3+7
+    let pairs = _mm_add_ps(halves, _mm_movehl_ps(halves, halves)); // (0+4)+(2+6), (1+5)+(3+7)
+    _mm_cvtss_f32(_mm_add_ss(pairs, _mm_movehdup_ps(pairs)))
 }

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 
 use lucid_checkpoint::Matrix;
 
-use super::dot::dots;
-use super::row::{Row, global_scale};
+use super::dot::{Target, dots};
+use super::row::{Rows, global_scale};
 use super::threads::Threads;
 
 /// Rows of a weight that one task computes: small enough to spread, large enough to hide the hand-over.
@@ -59,7 +59,6 @@ impl<'a> Inputs<'a> {
 /// Where a product goes: vector `i` starts at `start + i * stride` of the buffer.
 pub struct Outputs {
     at: *mut f32,
-    len: usize,
     stride: usize,
 }
 
@@ -85,7 +84,7 @@ impl<'a> OutputBuffer<'a> {
             count == 0 || start + (count - 1) * stride + cols <= self.0.len(),
             "output leaves its buffer"
         );
-        Outputs { at: self.0[start..].as_mut_ptr(), len: self.0.len() - start, stride }
+        Outputs { at: self.0[start..].as_mut_ptr(), stride }
     }
 }
 
@@ -126,25 +125,20 @@ pub fn multiply(threads: &mut Threads, products: &[Product<'_>]) {
 /// One panel of rows by one panel of tokens.
 fn panel(product: &Product<'_>, task: usize) {
     let row_panels = product.rows.len().div_ceil(PANEL_ROWS);
-    let first_row = product.rows.start + task % row_panels * PANEL_ROWS;
-    let rows = PANEL_ROWS.min(product.rows.end - first_row);
+    let first_row = task % row_panels * PANEL_ROWS;
+    let count = PANEL_ROWS.min(product.rows.len() - first_row);
     let first_token = task / row_panels * PANEL_TOKENS;
     let tokens = PANEL_TOKENS.min(product.count - first_token);
     let weight = product.weight;
-    let scale = global_scale(weight);
-    let outputs = &product.outputs;
+    let start = product.rows.start + first_row;
+    let rows = Rows::of(weight, start..start + count);
+    let at = first_token * product.outputs.stride + first_row;
+    // SAFETY: inside the buffer (checked by `OutputBuffer::rows`).
+    let at = unsafe { product.outputs.at.add(at) };
+    let target = Target { at, stride: product.outputs.stride, scale: global_scale(weight) };
     SCRATCH.with_borrow_mut(|scratch| {
-        dots(
-            (rows, tokens, weight.cols),
-            |r| Row::of(weight, first_row + r),
-            |t| product.inputs.vector(first_token + t, weight.cols),
-            scratch,
-            |r, t, sum| {
-                let at = (first_token + t) * outputs.stride + (first_row - product.rows.start) + r;
-                debug_assert!(at < outputs.len);
-                // SAFETY: inside the buffer (checked by `OutputBuffer::rows`); each (row, token) belongs to one task.
-                unsafe { outputs.at.add(at).write(sum * scale) };
-            },
-        );
+        let x = |t: usize| product.inputs.vector(first_token + t, weight.cols);
+        // SAFETY: inside the buffer, and each (row, token) of a product belongs to one task.
+        unsafe { dots(rows, tokens, x, scratch, target) };
     });
 }

@@ -1,13 +1,26 @@
-//! One row of a weight matrix, as it is stored, and how its columns become f32, sixteen at a time.
+//! Consecutive rows of a weight matrix, as they are stored, and how their columns become f32.
+
+use std::ops::Range;
 
 use lucid_checkpoint::{Matrix, Packed, bf16_to_f32, e4m3_to_f32, f16_to_f32, nvfp4};
 
 /// Columns that are decoded together: one NVFP4 block, two AVX2 vectors.
 pub const BLOCK: usize = 16;
 
-/// A row's stored bytes.
+/// `count` rows of `cols` columns.
 #[derive(Clone, Copy)]
-pub enum Row<'a> {
+pub struct Rows<'a> {
+    /// Rows.
+    pub count: usize,
+    /// Columns.
+    pub cols: usize,
+    /// The values; every slice has exactly the bytes of these rows.
+    pub stored: Stored<'a>,
+}
+
+/// The bytes of some rows.
+#[derive(Clone, Copy)]
+pub enum Stored<'a> {
     /// 4 bytes a column.
     F32(&'a [u8]),
     /// 2 bytes a column.
@@ -18,40 +31,58 @@ pub enum Row<'a> {
     F8E4m3(&'a [u8]),
     /// Half a byte a column and one E4M3 scale for sixteen columns; the matrix' global scale is applied to the sum.
     Nvfp4 {
-        /// `[cols / 2]`, low nibble first.
+        /// `[rows, cols / 2]`, low nibble first.
         codes: &'a [u8],
-        /// `[cols / 16]`.
+        /// `[rows, cols / 16]`.
         scales: &'a [u8],
     },
 }
 
-impl<'a> Row<'a> {
-    /// Row `row` of `matrix`. The checkpoint reader has checked all lengths against `rows` and `cols`.
-    pub fn of(matrix: &'a Matrix, row: usize) -> Row<'a> {
+impl<'a> Rows<'a> {
+    /// Some rows of `matrix`.
+    ///
+    /// # Panics
+    /// When the matrix has no such rows.
+    pub fn of(matrix: &'a Matrix, rows: Range<usize>) -> Rows<'a> {
         let cols = matrix.cols;
-        let cut = |bytes: &'a [u8], width: usize| &bytes[row * width..(row + 1) * width];
-        match &matrix.packed {
-            Packed::F32(bytes) => Row::F32(cut(bytes, 4 * cols)),
-            Packed::F16(bytes) => Row::F16(cut(bytes, 2 * cols)),
-            Packed::Bf16(bytes) => Row::Bf16(cut(bytes, 2 * cols)),
-            Packed::F8E4m3(bytes) => Row::F8E4m3(cut(bytes, cols)),
+        let cut = |bytes: &'a [u8], width: usize| &bytes[rows.start * width..rows.end * width];
+        let stored = match &matrix.packed {
+            Packed::F32(bytes) => Stored::F32(cut(bytes, 4 * cols)),
+            Packed::F16(bytes) => Stored::F16(cut(bytes, 2 * cols)),
+            Packed::Bf16(bytes) => Stored::Bf16(cut(bytes, 2 * cols)),
+            Packed::F8E4m3(bytes) => Stored::F8E4m3(cut(bytes, cols)),
             Packed::Nvfp4 { codes, scales, .. } => {
-                Row::Nvfp4 { codes: cut(codes, cols / 2), scales: cut(scales, cols / BLOCK) }
+                Stored::Nvfp4 { codes: cut(codes, cols / 2), scales: cut(scales, cols / BLOCK) }
             }
-        }
+        };
+        Rows { count: rows.len(), cols, stored }
     }
 
-    /// One column, without the global scale. The plain version of every kernel.
-    pub fn column(self, i: usize) -> f32 {
+    /// Rows that are f32 already, `[count, cols]`.
+    ///
+    /// # Panics
+    /// When `values` is not a whole number of rows.
+    pub fn f32s(values: &'a [f32], cols: usize) -> Rows<'a> {
+        assert!(values.len().is_multiple_of(cols), "{} values are no rows of {cols}", values.len());
+        // SAFETY: any f32 is four plain bytes; the length is that of the slice.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), std::mem::size_of_val(values)) };
+        Rows { count: values.len() / cols, cols, stored: Stored::F32(bytes) }
+    }
+
+    /// One value, without the global scale. The plain version of every kernel.
+    pub fn value(&self, row: usize, col: usize) -> f32 {
+        let i = row * self.cols + col;
         let two = |bytes: &[u8]| u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]);
-        match self {
-            Row::F32(bytes) => {
+        match self.stored {
+            Stored::F32(bytes) => {
                 f32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
             }
-            Row::F16(bytes) => f16_to_f32(two(bytes)),
-            Row::Bf16(bytes) => bf16_to_f32(two(bytes)),
-            Row::F8E4m3(bytes) => e4m3_to_f32(bytes[i]),
-            Row::Nvfp4 { codes, scales } => {
+            Stored::F16(bytes) => f16_to_f32(two(bytes)),
+            Stored::Bf16(bytes) => bf16_to_f32(two(bytes)),
+            Stored::F8E4m3(bytes) => e4m3_to_f32(bytes[i]),
+            // Rows have an even number of columns, and a whole number of blocks.
+            Stored::Nvfp4 { codes, scales } => {
                 let code = codes[i / 2] >> (4 * (i % 2)) & 15;
                 nvfp4::E2M1[code as usize] * e4m3_to_f32(scales[i / BLOCK])
             }
