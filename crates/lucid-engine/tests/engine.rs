@@ -1,0 +1,160 @@
+//! The engine as a whole: the same bits in any batch, any chunk, any number of threads; requests that end as they should.
+
+mod goldens;
+
+use std::sync::mpsc::{Receiver, channel};
+
+use goldens::canary;
+use lucid_checkpoint::TokenId;
+use lucid_engine::{Engine, EngineOptions, Event, Finish, Rejected, Request, Sampling};
+
+fn start(options: &EngineOptions) -> Engine {
+    Engine::start(&canary(), options).unwrap()
+}
+
+/// Prompts and completions of the goldens, the short ones.
+fn prompts() -> Vec<(Vec<TokenId>, Vec<TokenId>)> {
+    let all = goldens::prompts().into_iter().filter(|golden| golden.prompt_len < 200);
+    all.map(|golden| {
+        let (prompt, completion) = golden.tokens.split_at(golden.prompt_len);
+        (prompt.to_vec(), completion.to_vec())
+    })
+    .collect()
+}
+
+fn submit(engine: &Engine, request: Request) -> Receiver<Event> {
+    let (sender, events) = channel();
+    engine.submit(request, move |event| sender.send(event).is_ok()).unwrap();
+    events
+}
+
+/// Requests of every kind: greedy and sampled, with and without log-probabilities.
+fn requests() -> Vec<Request> {
+    let kinds = prompts().into_iter().enumerate().flat_map(|(i, (prompt, _))| {
+        let request = Request {
+            prompt,
+            max_tokens: 12,
+            logprobs: Some(i % 4),
+            prompt_logprobs: (i % 2 == 0).then_some(2),
+            ..Request::default()
+        };
+        let sampled = Sampling { temperature: 1.0, top_p: 0.95, seed: Some(i as u64), ..Sampling::default() };
+        let sampled = Request { sampling: sampled, prompt_logprobs: None, ..request.clone() };
+        [request, sampled]
+    });
+    kinds.collect()
+}
+
+fn run_alone(engine: &Engine) -> Vec<Vec<Event>> {
+    requests().into_iter().map(|request| submit(engine, request).into_iter().collect()).collect()
+}
+
+fn run_together(engine: &Engine) -> Vec<Vec<Event>> {
+    let running: Vec<_> = requests().into_iter().map(|request| submit(engine, request)).collect();
+    running.into_iter().map(|events| events.into_iter().collect()).collect()
+}
+
+/// `Event` compares log-probabilities as floats, and none is NaN, so equal means equal bits (but for the sign of zero).
+#[test]
+fn the_same_bits_alone_and_together_in_any_chunk_on_any_number_of_threads() {
+    let alone = run_alone(&start(&EngineOptions { threads: Some(1), ..EngineOptions::default() }));
+    assert!(alone.len() > 17 && alone.iter().all(|events| matches!(events.last(), Some(Event::Finished(_)))));
+    for (max_step_tokens, threads) in [(1, 2), (7, 3), (64, 2), (512, 1)] {
+        let options = EngineOptions { max_step_tokens, threads: Some(threads), ..EngineOptions::default() };
+        let together = run_together(&start(&options));
+        assert!(together == alone, "steps of {max_step_tokens} tokens on {threads} threads differ");
+    }
+}
+
+#[test]
+fn preempted_requests_go_on_with_the_same_bits() {
+    let alone = run_alone(&start(&EngineOptions::default()));
+    // Five pages of 64 tokens for requests that need up to three each: they push each other out.
+    let options = EngineOptions {
+        kv_cache_tokens: 320,
+        max_model_len: Some(320),
+        max_running: 8,
+        ..EngineOptions::default()
+    };
+    let engine = start(&options);
+    assert!(run_together(&engine) == alone);
+}
+
+#[test]
+fn greedy_completions_are_those_of_transformers() {
+    let engine = start(&EngineOptions::default());
+    for (prompt, completion) in prompts() {
+        let end = *completion.last().unwrap();
+        let request = Request { prompt, max_tokens: 300, stop_tokens: vec![end], ..Request::default() };
+        let events: Vec<Event> = submit(&engine, request).into_iter().collect();
+        let tokens: Vec<TokenId> = events
+            .iter()
+            .filter_map(|event| if let Event::Token { id, .. } = event { Some(*id) } else { None })
+            .collect();
+        assert_eq!(tokens, completion);
+        assert_eq!(events.last(), Some(&Event::Finished(Finish::Stop(end))));
+    }
+    assert_eq!(engine.unhealthy(), None);
+}
+
+#[test]
+fn a_receiver_that_goes_away_cancels_its_request() {
+    let engine = start(&EngineOptions::default());
+    let (prompt, _) = prompts().swap_remove(0);
+    let (sender, events) = channel();
+    let request = Request { prompt, max_tokens: 1000, ..Request::default() };
+    let mut tokens = 0;
+    engine
+        .submit(request, move |event| {
+            tokens += usize::from(matches!(event, Event::Token { .. }));
+            sender.send(event).is_ok() && tokens < 3
+        })
+        .unwrap();
+    let events: Vec<Event> = events.into_iter().collect();
+    assert_eq!(events.iter().filter(|event| matches!(event, Event::Token { .. })).count(), 3);
+    assert_eq!(events.last(), Some(&Event::Finished(Finish::Cancelled)));
+}
+
+#[test]
+fn cancelling_and_shutting_down_end_requests() {
+    let engine = start(&EngineOptions::default());
+    let (prompt, _) = prompts().swap_remove(0);
+    let request = Request { prompt, max_tokens: 4000, ..Request::default() };
+    let (sender, events) = channel();
+    let id = engine.submit(request.clone(), move |event| sender.send(event).is_ok()).unwrap();
+    engine.cancel(id);
+    assert_eq!(events.into_iter().last(), Some(Event::Finished(Finish::Cancelled)));
+    let events = submit(&engine, request.clone());
+    engine.shutdown();
+    assert_eq!(events.into_iter().last(), Some(Event::Finished(Finish::Cancelled)));
+    // The thread may take a moment to end; what is submitted until then is dropped, which the receiver sees.
+    let (sender, events) = channel();
+    match engine.submit(request, move |event| sender.send(event).is_ok()) {
+        Ok(_) => assert!(events.into_iter().all(|event| event == Event::Finished(Finish::Cancelled))),
+        Err(rejected) => assert!(matches!(rejected, Rejected::Stopped(_))),
+    }
+}
+
+#[test]
+fn requests_that_cannot_run_are_refused() {
+    let engine = start(&EngineOptions { max_model_len: Some(100), ..EngineOptions::default() });
+    let refused = |request: Request| engine.submit(request, |_| true).unwrap_err();
+    let prompt = |len: usize| vec![TokenId(5); len];
+    assert_eq!(refused(Request::default()), Rejected::EmptyPrompt);
+    let too_long = Request { prompt: prompt(100), max_tokens: 1, ..Request::default() };
+    assert_eq!(refused(too_long), Rejected::TooLong { prompt: 100, max_model_len: 100 });
+    let unknown = Request { prompt: vec![TokenId(4096)], ..Request::default() };
+    assert_eq!(refused(unknown), Rejected::UnknownToken { token: 4096, vocab_size: 4096 });
+    let sampling = Sampling { temperature: -1.0, ..Sampling::default() };
+    let cold = Request { prompt: prompt(1), sampling, ..Request::default() };
+    assert!(matches!(refused(cold), Rejected::BadParameter { parameter: "temperature", .. }));
+    // A prompt that fills the context can still be scored.
+    let scored = Request { prompt: prompt(100), prompt_logprobs: Some(0), ..Request::default() };
+    let events: Vec<Event> = submit(&engine, scored).into_iter().collect();
+    let [Event::Prompt { logprobs: Some(logprobs), .. }, Event::Finished(Finish::Length)] = &events[..]
+    else {
+        panic!("{events:?}")
+    };
+    assert_eq!(logprobs.len(), 100);
+    assert!(logprobs[0].is_none() && logprobs[1..].iter().all(Option::is_some));
+}
