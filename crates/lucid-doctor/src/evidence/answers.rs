@@ -32,6 +32,8 @@ pub(crate) struct Answer {
     pub(crate) max_tokens: u32,
     /// Whether the judge found the right answer in it, in whichever field.
     pub(crate) right: bool,
+    /// Whether it goes on without end: more budget would not have helped.
+    pub(crate) endless: bool,
 }
 
 impl Answer {
@@ -46,7 +48,17 @@ impl Answer {
             (true, false, true) => AnswerKind::Empty,
         };
         let completion_tokens = answer.usage.map(|usage| usage.completion_tokens);
-        Answer { kind, exchange, content, reasoning, length, completion_tokens, max_tokens, right: false }
+        Answer {
+            kind,
+            exchange,
+            content,
+            reasoning,
+            length,
+            completion_tokens,
+            max_tokens,
+            right: false,
+            endless: false,
+        }
     }
 
     /// The text that answers the question, wherever the server put it.
@@ -63,6 +75,16 @@ impl Answer {
     /// Whether the server ended it earlier than was asked for.
     pub(crate) fn capped_by_server(&self) -> bool {
         self.length && self.completion_tokens.is_some_and(|tokens| tokens + 1 < u64::from(self.max_tokens))
+    }
+
+    /// One or two words, or one character, over and over: no reasoning that a larger budget would end.
+    pub(crate) fn loops(&self) -> bool {
+        let mut words: Vec<&str> =
+            self.content.split_whitespace().chain(self.reasoning.split_whitespace()).collect();
+        let count = words.len();
+        words.sort_unstable();
+        words.dedup();
+        self.is_one_character() || (count >= 24 && words.len() <= 2)
     }
 
     /// `!!!!!!!!`: one character over and over, the picture of NaN logits.

@@ -80,9 +80,10 @@ fn json(text: &str, expected: &str) -> Judged {
         return Judged::Wrong("there is no JSON object in the answer".to_owned());
     };
     for (name, value) in expected.as_object().into_iter().flatten() {
+        // `"31"` is as good as `31`.
+        let as_text = value.to_string();
         let found = object.get(name);
-        let same = found == Some(value)
-            || found.and_then(Value::as_str).is_some_and(|text| text == value.to_string());
+        let same = found == Some(value) || found.and_then(Value::as_str).is_some_and(|text| text == as_text);
         if !same {
             return Judged::Wrong(format!("`{name}` is {}, not {value}", found.unwrap_or(&Value::Null)));
         }

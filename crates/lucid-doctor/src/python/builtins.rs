@@ -79,8 +79,8 @@ impl Interpreter {
         let items: Vec<Value<'a>> = match value {
             Value::Range(..) => {
                 let mut all = Vec::new();
-                let mut items = self.items(value)?;
-                while let Some(item) = items.next() {
+                let items = self.items(value)?;
+                for item in items {
                     self.step()?;
                     all.push(item);
                 }

@@ -204,8 +204,8 @@ impl Interpreter {
     ) -> Run<()> {
         let Some((first, rest)) = generators.split_first() else { return body(scope) };
         let over = self.expression(&first.iter, scope)?;
-        let mut items = self.items(&over)?;
-        'items: while let Some(item) = items.next() {
+        let items = self.items(&over)?;
+        'items: for item in items {
             self.step()?;
             self.assign(&first.target, item, scope)?;
             for condition in &first.ifs {

@@ -139,8 +139,8 @@ impl Interpreter {
 
     fn for_loop<'a>(&self, each: &'a ruff_python_ast::StmtFor, scope: &Rc<Scope<'a>>) -> Run<Flow<'a>> {
         let over = self.expression(&each.iter, scope)?;
-        let mut items = self.items(&over)?;
-        while let Some(item) = items.next() {
+        let items = self.items(&over)?;
+        for item in items {
             self.step()?;
             self.assign(&each.target, item, scope)?;
             match self.deeper(|| self.block(&each.body, scope))? {

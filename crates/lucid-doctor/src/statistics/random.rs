@@ -12,7 +12,7 @@ impl Random {
     }
 
     /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -22,7 +22,7 @@ impl Random {
 
     /// A number below `bound`; 0 for a bound of 0. The bias of the high-half product is below 2^-32 for our bounds.
     pub fn below(&mut self, bound: usize) -> usize {
-        let product = u128::from(self.next()) * bound as u128;
+        let product = u128::from(self.bits()) * bound as u128;
         usize::try_from(product >> 64).unwrap_or_default()
     }
 
@@ -48,7 +48,7 @@ mod tests {
     #[test]
     fn published_sequence() {
         let mut random = Random::new(1_234_567);
-        let drawn: Vec<u64> = (0..5).map(|_| random.next()).collect();
+        let drawn: Vec<u64> = (0..5).map(|_| random.bits()).collect();
         assert_eq!(
             drawn,
             [

@@ -76,7 +76,8 @@ fn sides(check: &str, answers: &[Answer]) -> Vec<Finding> {
     // Only a right answer in the wrong field is the parser's doing; a garbled model that ends inside its reasoning isn't.
     let hidden = which(&|answer| answer.kind == AnswerKind::InsideReasoning && answer.right);
     let tagged = which(&Answer::shows_think_tag);
-    let cut = which(&|answer| answer.kind == AnswerKind::Cut);
+    // An answer that goes in circles would use up any budget.
+    let cut = which(&|answer| answer.kind == AnswerKind::Cut && !answer.endless);
     // One answer of many may honestly end without a word; a parser that fails, fails on most.
     if hidden.len() * 4 >= answers.len().max(1) {
         let title = format!(
@@ -179,6 +180,7 @@ mod tests {
     fn a_server_cap_is_seen() {
         let cut = Answer { max_tokens: 512, ..answer("", "The user", "length") };
         assert!(cut.capped_by_server());
+        assert!(sides("x", &[Answer { endless: true, ..cut.clone() }]).is_empty(), "circles are no budget");
         assert!(sides("x", &[cut])[0].detail.contains("smaller cap"));
     }
 }

@@ -18,8 +18,10 @@ const FIRST_BUDGET: u32 = 512;
 const SECOND_BUDGET: u32 = 2_048;
 /// No rung fails on fewer judged answers.
 const LEAST: u64 = 3;
-/// So many answers may use up the second budget before no more are tried with it.
-const PATIENCE: usize = 2;
+/// Tokens for an answer once one didn't end within the second budget and none was right: it shows garble as well.
+const SHORT_BUDGET: u32 = 192;
+/// After so many answers of which none was right, the harder rungs are not climbed: they would only cost.
+const HOPELESS: u64 = 6;
 
 impl Check for Ladder {
     fn id(&self) -> &'static str {
@@ -40,7 +42,7 @@ impl Check for Ladder {
 
     fn run(&self, examination: &mut Examination<'_>) -> Result<Examined, Skip> {
         let endpoint = examination.endpoint()?;
-        let mut climb = Climb { endless: 0, findings: Vec::new() };
+        let mut climb = Climb { endless: 0, judged: 0, right: 0, findings: Vec::new() };
         let rungs = &ladder().rungs;
         for (number, rung) in rungs.iter().enumerate() {
             examination.step(number, rungs.len(), &rung.title);
@@ -78,7 +80,10 @@ impl Check for Ladder {
 }
 
 struct Climb {
+    /// Answers that didn't end within the second budget.
     endless: usize,
+    judged: u64,
+    right: u64,
     findings: Vec<Finding>,
 }
 
@@ -98,6 +103,10 @@ impl Climb {
         let long = rung.needle_sentences.unwrap_or(0) > 200;
         if long && examination.subject.depth == Depth::Quick {
             score.note = Some("not part of a quick examination".to_owned());
+            return score;
+        }
+        if self.judged >= HOPELESS && self.right == 0 {
+            score.note = Some("none of the simpler questions was answered rightly".to_owned());
             return score;
         }
         // Nine tokens a sentence with most tokenizers; the answer needs room too.
@@ -130,6 +139,8 @@ impl Climb {
                 break;
             }
         }
+        self.judged += trials;
+        self.right += passed;
         score.rate = wilson(passed, trials);
         score.state = match trials {
             0 => RungState::Undecided,
@@ -147,28 +158,26 @@ impl Climb {
         rung: &Rung,
         question: &Question,
     ) -> Outcome {
-        let mut answer = match self.chat(examination, endpoint, question, FIRST_BUDGET) {
+        let first_budget = if self.endless > 0 && self.right == 0 { SHORT_BUDGET } else { FIRST_BUDGET };
+        let mut answer = match self.chat(examination, endpoint, question, first_budget) {
             Ok(answer) => answer,
             Err(reason) => return Outcome::Unjudged(reason),
         };
-        if answer.length
-            && !answer.capped_by_server()
-            && !answer.is_one_character()
-            && self.endless < PATIENCE
-        {
+        let ended_by_model = !answer.length || answer.capped_by_server();
+        if !ended_by_model && !answer.loops() && self.endless == 0 {
             match self.chat(examination, endpoint, question, SECOND_BUDGET) {
                 Ok(second) => answer = second,
                 // A context that is too short for the second budget leaves the first answer.
                 Err(reason) if answer.kind == AnswerKind::Cut => return Outcome::Unjudged(reason),
                 Err(_) => {}
             }
-            if answer.length {
-                self.endless += 1;
-            }
         }
-        let cut = answer.kind == AnswerKind::Cut && (answer.capped_by_server() || self.endless == 0);
+        // Twice cut, or going in circles: that is not a budget that was too small.
+        answer.endless = answer.length && !answer.capped_by_server();
+        self.endless += usize::from(answer.endless);
+        let cut = answer.kind == AnswerKind::Cut && !answer.endless;
+        let endless = answer.endless;
         let (exchange, text) = (answer.exchange, answer.text().to_owned());
-        let endless = answer.length && !answer.capped_by_server();
         let judged = match (rung.judge, answer.kind) {
             // The reasoning around a hidden answer is in lower case: that says nothing about the answer.
             (Judge::UpperCase, AnswerKind::InsideReasoning) => {
@@ -306,8 +315,17 @@ fn summary(scores: &[RungScore]) -> Vec<Finding> {
     findings
 }
 
+/// Line ends become spaces, other control characters are spelled out.
+fn visible(c: char) -> Vec<char> {
+    match c {
+        '\n' | '\r' | '\t' => vec![' '],
+        c if c.is_control() => c.escape_default().collect(),
+        c => vec![c],
+    }
+}
+
 /// The beginning of a text on one line.
 fn excerpt(text: &str) -> String {
-    let line: String = text.trim().chars().take(120).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let line: String = text.trim().chars().take(120).flat_map(visible).collect();
     if text.trim().chars().nth(120).is_some() { format!("{line}\u{2026}") } else { line }
 }
