@@ -10,17 +10,3 @@ mod score;
 pub use catalogue::{CATALOGUE, Case, find};
 pub use run::{Outcome, run, serve};
 pub use score::Score;
-
-/// Why a run could not be made.
-#[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-pub enum Error {
-    /// The checkpoint can't be read.
-    Checkpoint(#[from] lucid_checkpoint::Error),
-    /// The model can't be loaded.
-    Engine(#[from] lucid_engine::Error),
-    /// The tokenizer or the template can't be read.
-    Text(#[from] lucid_text::Error),
-    /// The server can't be started or stopped.
-    Server(#[from] lucid_server::Error),
-}

@@ -1,13 +1,12 @@
 //! One run: a server with the fault, the doctor on it, and what the doctor said.
 
-use lucid_checkpoint::{Checkpoint, Files};
+use lucid_checkpoint::Files;
 use lucid_doctor::{Progress, Report, Subject, Verdict, diagnose};
-use lucid_engine::{Engine, EngineOptions};
-use lucid_server::{App, Plant, RunningServer, ServerOptions, spawn};
-use lucid_text::{ChatTemplate, Tokenizer};
+use lucid_engine::EngineOptions;
+use lucid_server::{App, Error, Plant, RunningServer, ServerOptions, spawn};
 use serde::Serialize;
 
-use crate::{Case, Error};
+use crate::Case;
 
 /// How one run ended.
 #[derive(Clone, Debug, Serialize)]
@@ -65,17 +64,9 @@ impl Outcome {
 /// # Errors
 /// When the model can't be loaded or the server can't be started.
 pub fn serve(files: &Files, model_name: &str, plant: Option<Plant>) -> Result<RunningServer, Error> {
-    let checkpoint = Checkpoint::open(files.clone())?;
-    let mut engine = EngineOptions::default();
-    if let Some(Plant::Engine(plant)) = plant {
-        engine.semantics.plant = Some(plant);
-    }
-    let engine = Engine::start(&checkpoint, &engine)?;
-    let tokenizer = Tokenizer::open(files)?;
-    let template = ChatTemplate::open(files)?;
     let mut options = ServerOptions::new(model_name);
     options.plant = plant;
-    Ok(spawn("127.0.0.1:0", App::new(engine, tokenizer, template, &checkpoint, options))?)
+    Ok(spawn("127.0.0.1:0", App::load(files, &EngineOptions::default(), options)?)?)
 }
 
 /// Runs one case with one seed.

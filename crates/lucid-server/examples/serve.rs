@@ -2,10 +2,9 @@
 
 use std::path::Path;
 
-use lucid_checkpoint::{Checkpoint, Files};
-use lucid_engine::{Engine, EngineOptions};
+use lucid_checkpoint::Files;
+use lucid_engine::EngineOptions;
 use lucid_server::{App, Server, ServerOptions};
-use lucid_text::{ChatTemplate, Tokenizer};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -14,15 +13,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = arguments.next().unwrap_or_else(|| "127.0.0.1:8000".to_owned());
 
     let files = Files::open(Path::new(&folder))?;
-    let checkpoint = Checkpoint::open(files.clone())?;
-    let engine = Engine::start(&checkpoint, &EngineOptions::default())?;
-    let app = App::new(
-        engine,
-        Tokenizer::open(&files)?,
-        ChatTemplate::open(&files)?,
-        &checkpoint,
-        ServerOptions::new("canary"),
-    );
+    let app = App::load(&files, &EngineOptions::default(), ServerOptions::new("canary"))?;
     let server = Server::bind(&address, app).await?;
     eprintln!("http://{}", server.local_addr());
     server.run(async { _ = tokio::signal::ctrl_c().await }).await;

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use lucid_checkpoint::{Checkpoint, TokenId};
-use lucid_engine::Engine;
+use lucid_checkpoint::{Checkpoint, Files, TokenId};
+use lucid_engine::{Engine, EngineOptions, Semantics};
 use lucid_text::{ChatTemplate, Tokenizer};
 
 use crate::metrics::Metrics;
 use crate::validate::ModelFacts;
-use crate::{Limits, Plant, ServerOptions};
+use crate::{Error, Limits, Plant, ServerOptions};
 
 /// A model that can be asked: everything behind the routes. Cheap to clone.
 #[derive(Clone)]
@@ -41,6 +41,30 @@ pub(crate) struct Inner {
 }
 
 impl App {
+    /// Loads a model with its tokenizer and template, and starts its engine; a fault that `options` plants in the engine is
+    /// planted there.
+    ///
+    /// # Errors
+    /// When a file is missing or damaged, or the model is not supported.
+    pub fn load(files: &Files, engine: &EngineOptions, options: ServerOptions) -> Result<App, Error> {
+        let checkpoint = Checkpoint::open(files.clone())?;
+        for notice in checkpoint.notices() {
+            tracing::warn!("{notice}");
+        }
+        let tokenizer = Tokenizer::open(files)?;
+        let template = ChatTemplate::open(files)?;
+        let mut engine = engine.clone();
+        engine.semantics.plant = options.plant.and_then(Plant::engine);
+        let engine = Engine::start(&checkpoint, &engine)?;
+        Ok(App::new(engine, tokenizer, template, &checkpoint, options))
+    }
+
+    /// The arithmetic that answers are computed with.
+    #[must_use]
+    pub fn semantics(&self) -> &Semantics {
+        self.inner.engine.semantics()
+    }
+
     /// Puts a server together. `checkpoint` gives the sampling defaults and the end-of-sequence tokens; without a
     /// `template`, chat requests are refused.
     #[must_use]

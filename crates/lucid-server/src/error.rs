@@ -1,4 +1,4 @@
-//! Why a server could not be started or went down.
+//! Why a server could not be made, could not be started or went down.
 
 use std::io;
 
@@ -6,6 +6,15 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// The checkpoint cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] lucid_checkpoint::Error),
+    /// The tokenizer or the chat template cannot be read.
+    #[error(transparent)]
+    Text(#[from] lucid_text::Error),
+    /// The model cannot be loaded.
+    #[error(transparent)]
+    Engine(#[from] lucid_engine::Error),
     /// The address cannot be listened on.
     #[error("cannot listen on {address}: {hint}")]
     Bind {

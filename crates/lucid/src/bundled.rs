@@ -8,7 +8,7 @@ macro_rules! canary {
     };
 }
 
-const CANARY: &[(&str, &[u8])] = canary![
+static CANARY: &[(&str, &[u8])] = canary![
     "chat_template.jinja",
     "config.json",
     "generation_config.json",

@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
-use lucid_checkpoint::{Checkpoint, Files};
-use lucid_engine::{Engine, EngineOptions, Mode, Semantics, SemanticsOptions};
-use lucid_server::{App, Plant, ServerOptions};
-use lucid_text::{ChatTemplate, Tokenizer};
+use anyhow::{Result, bail};
+use lucid_checkpoint::Files;
+use lucid_engine::{EngineOptions, Mode, SemanticsOptions};
+use lucid_server::Plant;
 
 use crate::arguments::{EngineArguments, ModeArgument};
 use crate::bundled;
@@ -28,7 +27,7 @@ pub fn default_name(model: Option<&Path>) -> String {
 }
 
 /// The engine's options from the command line.
-pub fn engine_options(arguments: &EngineArguments, plant: Option<Plant>) -> EngineOptions {
+pub fn engine_options(arguments: &EngineArguments) -> EngineOptions {
     EngineOptions {
         semantics: SemanticsOptions {
             mode: match arguments.mode {
@@ -36,10 +35,7 @@ pub fn engine_options(arguments: &EngineArguments, plant: Option<Plant>) -> Engi
                 ModeArgument::Reference => Mode::Reference,
             },
             latent_norm_eps: arguments.latent_norm_eps,
-            plant: match plant {
-                Some(Plant::Engine(plant)) => Some(plant),
-                _ => None,
-            },
+            ..SemanticsOptions::default()
         },
         max_model_len: arguments.max_model_len,
         kv_cache_tokens: arguments.kv_cache_tokens,
@@ -59,18 +55,4 @@ pub fn plant(name: &str) -> Result<Plant> {
             bail!("there is no fault {name:?} to plant: choose one of {}", names.join(", "))
         }
     }
-}
-
-/// Loads everything that a server needs, and says what it computes with.
-pub fn load(files: Files, engine: &EngineOptions, server: ServerOptions) -> Result<(App, Semantics)> {
-    let tokenizer = Tokenizer::open(&files)?;
-    let template = ChatTemplate::open(&files)?;
-    let checkpoint = Checkpoint::open(files)?;
-    for notice in checkpoint.notices() {
-        tracing::warn!("{notice}");
-    }
-    let engine = Engine::start(&checkpoint, engine)
-        .with_context(|| format!("cannot load {}", checkpoint.files().root()))?;
-    let semantics = engine.semantics().clone();
-    Ok((App::new(engine, tokenizer, template, &checkpoint, server), semantics))
 }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use lucid_client::{AnswerMessage, ApiKey, ChatRequest, Endpoint, EndpointOptions, Message};
 use lucid_engine::EngineOptions;
-use lucid_server::{RunningServer, ServerOptions, spawn};
+use lucid_server::{App, RunningServer, ServerOptions, spawn};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 
@@ -47,8 +47,7 @@ fn connect(arguments: &Chat) -> Result<(Option<RunningServer>, Endpoint)> {
         folder => {
             let path = folder.map(Path::new);
             let name = model::default_name(path);
-            let options_ = ServerOptions::new(&name);
-            let (app, _) = model::load(model::files(path)?, &EngineOptions::default(), options_)?;
+            let app = App::load(&model::files(path)?, &EngineOptions::default(), ServerOptions::new(&name))?;
             let server = spawn("127.0.0.1:0", app)?;
             // Our own server needs no key, and must not see the user's.
             let endpoint = Endpoint::connect(server.url(), EndpointOptions { api_key: None, ..options })?;

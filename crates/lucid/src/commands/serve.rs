@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use lucid_server::{Server, ServerOptions};
+use lucid_server::{App, Server, ServerOptions};
 
 use crate::arguments::Serve;
 use crate::{model, style};
@@ -15,7 +15,7 @@ pub fn run(arguments: &Serve) -> Result<ExitCode> {
     let plant = arguments.plant.as_deref().map(model::plant).transpose()?;
     let path = arguments.model.as_deref();
     let name = arguments.served_model_name.clone().unwrap_or_else(|| model::default_name(path));
-    let options = model::engine_options(&arguments.engine, plant);
+    let options = model::engine_options(&arguments.engine);
     let mut server_options = ServerOptions::new(&name);
     server_options.plant = plant;
     let files = model::files(path)?;
@@ -24,7 +24,8 @@ pub fn run(arguments: &Serve) -> Result<ExitCode> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
     let address = format!("{}:{}", arguments.host, arguments.port);
-    let (app, semantics) = model::load(files, &options, server_options)?;
+    let app = App::load(&files, &options, server_options)?;
+    let semantics = app.semantics().clone();
     runtime.block_on(async {
         let server = Server::bind(&address, app).await?;
         anstream::eprintln!(
