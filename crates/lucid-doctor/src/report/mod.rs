@@ -279,9 +279,13 @@ pub struct Cost {
     pub completion_tokens: u64,
 }
 
-/// A probability in percent; never "100 %", which nothing is.
+/// A probability in percent; never "100 %" or "0 %", which nothing is.
 pub(crate) fn percent(probability: f64) -> String {
-    if probability > 0.99 { "> 99 %".to_owned() } else { format!("{:.0} %", probability * 100.0) }
+    match probability * 100.0 {
+        percent if percent > 99.0 => "> 99 %".to_owned(),
+        percent if percent < 1.0 => "< 1 %".to_owned(),
+        percent => format!("{percent:.0} %"),
+    }
 }
 
 impl Report {

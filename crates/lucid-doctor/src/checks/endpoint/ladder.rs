@@ -326,6 +326,7 @@ fn visible(c: char) -> Vec<char> {
 
 /// The beginning of a text on one line.
 fn excerpt(text: &str) -> String {
-    let line: String = text.trim().chars().take(120).flat_map(visible).collect();
-    if text.trim().chars().nth(120).is_some() { format!("{line}\u{2026}") } else { line }
+    let mut shown = text.trim().chars().flat_map(visible);
+    let line: String = shown.by_ref().take(120).collect();
+    if shown.next().is_some() { format!("{line}\u{2026}") } else { line }
 }
