@@ -31,6 +31,9 @@ pub(crate) struct Rung {
     #[serde(default)]
     pub(crate) history: Vec<Turn>,
     pub(crate) needle_sentences: Option<usize>,
+    /// For dear prompts: the first right answer is enough.
+    #[serde(default)]
+    pub(crate) stop_when_right: bool,
 }
 
 /// A message of the history.

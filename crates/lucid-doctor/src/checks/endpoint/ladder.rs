@@ -134,7 +134,10 @@ impl Climb {
                     score.note.get_or_insert(reason);
                 }
             }
-            // Certain already: the rest would only cost.
+            // Certain already, or good enough: the rest would only cost.
+            if rung.stop_when_right && passed > 0 {
+                break;
+            }
             if trials >= LEAST && wilson(passed, trials).high < rung.floor {
                 break;
             }
