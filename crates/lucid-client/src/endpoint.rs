@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use crate::http::{self, Http};
 use crate::{
-    AnswerMessage, ApiKey, BaseUrl, ChatAnswer, ChatRequest, CompletionAnswer, CompletionRequest, Dialect, Error, Exchange,
-    Message, Reply, ScoredToken, SseParser, StreamedChat, logprobs,
+    AnswerMessage, ApiKey, BaseUrl, ChatAnswer, ChatRequest, CompletionAnswer, CompletionRequest, Dialect,
+    Error, Exchange, Message, Reply, ScoredToken, SseParser, StreamedChat, logprobs,
 };
 
 /// Limits and names for one endpoint.

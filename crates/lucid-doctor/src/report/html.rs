@@ -20,6 +20,7 @@ pub fn render(report: &Report) -> Result<String, minijinja::Error> {
     let mut environment = Environment::new();
     // The name's ending turns on HTML escaping.
     environment.add_template("report.html", include_str!("report.html.jinja"))?;
+    environment.add_filter("code", code);
     let page = environment.get_template("report.html")?;
     let of = |info: bool| {
         report
@@ -48,6 +49,35 @@ pub fn render(report: &Report) -> Result<String, minijinja::Error> {
         "exchanges": exchanges(report),
     });
     page.render(Serde(&view))
+}
+
+/// Our texts mark names with backticks: `name` becomes `<code>name</code>`, and everything is escaped. A single backtick stays.
+fn code(text: &str) -> minijinja::Value {
+    let mut html = String::new();
+    let mut parts = text.split('`').peekable();
+    let mut inside = false;
+    while let Some(part) = parts.next() {
+        let escaped = minijinja::HtmlEscape(part).to_string();
+        match (inside, parts.peek()) {
+            (true, Some(_)) => html.push_str(&format!("<code>{escaped}</code>")),
+            (true, None) => html.push_str(&format!("`{escaped}")),
+            (false, _) => html.push_str(&escaped),
+        }
+        inside = !inside;
+    }
+    minijinja::Value::from_safe_string(html)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::code;
+
+    #[test]
+    fn backticks_become_code_and_the_rest_is_escaped() {
+        assert_eq!(code("set `a<b` & go").to_string(), "set <code>a&lt;b</code> &amp; go");
+        assert_eq!(code("one ` alone").to_string(), "one ` alone");
+        assert_eq!(code("plain").to_string(), "plain");
+    }
 }
 
 fn verdict(report: &Report) -> Value {

@@ -64,6 +64,7 @@ fn interactive(conversation: &mut Conversation) -> Result<()> {
                 let line = line.trim();
                 if line == "/new" {
                     conversation.start_over();
+                    anstream::println!("{}", style::dim("(a new conversation)"));
                 } else if !line.is_empty() {
                     // A history that can't grow is no reason to stop talking.
                     let _ = editor.add_history_entry(line);
