@@ -1,7 +1,12 @@
-//! The 8-bit float E4M3 ("E4M3FN"): sign, 4 exponent bits with bias 7, 3 fraction bits.
+//! 8-bit floats: E4M3 for values, E8M0 for scales.
+//!
+//! E4M3 ("E4M3FN"): sign, 4 exponent bits with bias 7, 3 fraction bits.
 //!
 //! It has no infinities: 0x7F and 0xFF are NaN, and 0x7E is its largest value, 448.
 //! Source: Micikevicius et al. 2022, "FP8 Formats for Deep Learning", table 1.
+//!
+//! E8M0: a bare exponent with bias 127; 0xFF is NaN.
+//! Source: Open Compute Project, "OCP Microscaling Formats (MX) Specification" v1.0, section 5.4.1.
 
 /// The value of every E4M3 code.
 pub static E4M3: [f32; 256] = {
@@ -19,6 +24,18 @@ pub static E4M3: [f32; 256] = {
 #[inline]
 pub fn e4m3_to_f32(code: u8) -> f32 {
     E4M3[code as usize]
+}
+
+/// The value of an E8M0 code: `2^(code - 127)`, exactly; NaN for 0xFF.
+#[must_use]
+#[inline]
+pub fn e8m0_to_f32(code: u8) -> f32 {
+    match code {
+        // 2^-127 is subnormal in f32.
+        0 => f32::from_bits(0x0040_0000),
+        255 => f32::NAN,
+        _ => f32::from_bits(u32::from(code) << 23),
+    }
 }
 
 const fn decode(code: u8) -> f32 {
@@ -56,6 +73,14 @@ mod tests {
             let want = if code & 0x80 == 0 { magnitude } else { -magnitude };
             assert_eq!(f64::from(got).to_bits(), want.to_bits(), "{code:#04x}: {got} is not {want}");
         }
+    }
+
+    #[test]
+    fn e8m0_is_a_power_of_two() {
+        for code in 0..=254u8 {
+            assert_eq!(f64::from(e8m0_to_f32(code)), 2f64.powi(i32::from(code) - 127), "{code}");
+        }
+        assert!(e8m0_to_f32(255).is_nan());
     }
 
     #[test]

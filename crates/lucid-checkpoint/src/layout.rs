@@ -1,9 +1,11 @@
 //! Decides from the tensors that are there how a matrix is stored.
 
 use crate::checkpoint::{Checkpoint, Tensor, spellings};
-use crate::{Dtype, Error, Matrix, Packed, nvfp4};
+use crate::{Dtype, Error, Matrix, Packed};
 
-const SUPPORTED: &str = "BF16, F16, F32 and F8_E4M3 without scales, and ModelOpt NVFP4 (U8 weight with weight_scale and weight_scale_2)";
+mod scaled;
+
+const SUPPORTED: &str = "BF16, F16, F32 and F8_E4M3 without scales; NVFP4 of ModelOpt and of compressed-tensors; INT4 of compressed-tensors (symmetric groups); F8_E4M3 with weight_scale_inv (blocks)";
 
 /// What follows the module's path in the name of a weight tensor, most usual first.
 const WEIGHTS: [&str; 3] = ["weight", "weight_packed", "qweight"];
@@ -64,9 +66,15 @@ pub(crate) fn matrix_at(
     cols: usize,
 ) -> Result<Matrix, Error> {
     let parts = Parts { checkpoint, module, weight };
+    let is_packed = weight.name.ends_with(".weight_packed");
     let packed = match &weight.dtype {
+        Dtype::U8 if is_packed => parts.nvfp4_compressed_tensors(rows, cols)?,
+        Dtype::I32 if is_packed => parts.int4(rows, cols)?,
         _ if !weight.name.ends_with(".weight") => return Err(parts.unsupported_packed()),
-        Dtype::U8 => parts.nvfp4(rows, cols)?,
+        Dtype::U8 => parts.nvfp4_modelopt(rows, cols)?,
+        Dtype::F8E4m3 if let Some(scales) = parts.sibling("weight_scale_inv") => {
+            parts.f8_blocks(scales, rows, cols)?
+        }
         dtype => {
             if let Some(scale) = SCALES.iter().find_map(|scale| parts.sibling(scale)) {
                 let kind = if *dtype == Dtype::F8E4m3 { "FP8 with scales" } else { "a scaled type" };
@@ -119,43 +127,6 @@ impl<'a> Parts<'a> {
         Ok(pack(self.weight.bytes.clone()))
     }
 
-    /// `W[o, i] = E2M1(weight[o, i]) * E4M3(weight_scale[o, i / 16]) * weight_scale_2`.
-    fn nvfp4(&self, rows: usize, cols: usize) -> Result<Packed, Error> {
-        let Some(scales) = self.sibling("weight_scale") else {
-            return Err(unsupported(self.checkpoint, self.weight, "U8 without weight_scale"));
-        };
-        if !cols.is_multiple_of(nvfp4::BLOCK) {
-            let problem = format!("NVFP4 needs a multiple of 16 columns, the matrix has {cols}");
-            return Err(self.broken(self.weight, problem));
-        }
-        self.check_shape(self.weight, &[rows, cols / 2])?;
-        if scales.dtype != Dtype::F8E4m3 {
-            let problem = format!("NVFP4 block scales are F8_E4M3, these are {}", scales.dtype);
-            return Err(self.broken(scales, problem));
-        }
-        self.check_shape(scales, &[rows, cols / nvfp4::BLOCK])?;
-        let Some(global) = self.sibling("weight_scale_2") else {
-            let problem = format!(
-                "NVFP4 without its global scale {}.weight_scale_2: the weights would be wrong by orders of magnitude",
-                self.module
-            );
-            return Err(self.broken(self.weight, problem));
-        };
-        let global_scale = self.scalar(global)?;
-        if !global_scale.is_finite() || global_scale <= 0.0 {
-            let problem =
-                format!("the global scale is {global_scale}; it must be finite and greater than zero");
-            return Err(self.broken(global, problem));
-        }
-        let input_scale = self.sibling("input_scale").map(|scale| self.scalar(scale)).transpose()?;
-        Ok(Packed::Nvfp4 {
-            codes: self.weight.bytes.clone(),
-            scales: scales.bytes.clone(),
-            global_scale,
-            input_scale,
-        })
-    }
-
     /// A single F32, stored with shape `[]` or `[1]`.
     fn scalar(&self, tensor: &Tensor) -> Result<f32, Error> {
         match (&tensor.dtype, tensor.shape.as_slice(), tensor.bytes.first_chunk::<4>()) {
@@ -171,8 +142,6 @@ impl<'a> Parts<'a> {
     fn unsupported_packed(&self) -> Error {
         let layout = match (&self.weight.dtype, self.weight.name.ends_with(".qweight")) {
             (dtype, true) => format!("GPTQ or AWQ ({dtype} qweight)"),
-            (Dtype::I32, _) => "compressed-tensors integers (pack-quantized)".to_owned(),
-            (Dtype::U8, _) => "compressed-tensors 4-bit floats (nvfp4- or mxfp4-pack-quantized)".to_owned(),
             (dtype, _) => format!("compressed-tensors ({dtype} weight_packed)"),
         };
         unsupported(self.checkpoint, self.weight, &layout)

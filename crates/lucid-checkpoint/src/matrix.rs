@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer};
 
-use crate::{Bytes, float8, float16, nvfp4};
+use crate::{Bytes, float8, float16, int4, nvfp4};
 
 /// A weight matrix `[rows, cols]` as stored, still packed. Rows are outputs, columns are inputs.
 #[derive(Clone, Debug)]
@@ -40,6 +40,63 @@ pub enum Packed {
         /// is not checked here: an expert that calibration never reached has 0.
         input_scale: Option<f32>,
     },
+    /// INT4 as compressed-tensors packs it (`pack-quantized`, symmetric): native Kimi-K2 Thinking and K2.5.
+    Int4 {
+        /// `[rows, cols / 2]`: two codes per byte, the even column in the low nibble; a code is the value plus 8.
+        codes: Bytes,
+        /// `[rows, cols / group_size]`
+        scales: Scales,
+        /// Columns that share a scale; divides `cols`.
+        group_size: usize,
+    },
+    /// E4M3 with a scale for each block of rows and columns: DeepSeek-V3.
+    F8Blocks {
+        /// E4M3 `[rows, cols]`
+        codes: Bytes,
+        /// `[ceil(rows / block[0]), ceil(cols / block[1])]`: multipliers.
+        scales: Scales,
+        /// Rows and columns of a block; those at the edges may be smaller.
+        block: [usize; 2],
+    },
+}
+
+/// Scales as stored: little-endian, not always aligned.
+#[derive(Clone, Debug)]
+pub struct Scales {
+    /// Their type.
+    pub kind: ScaleType,
+    /// The values, row-major.
+    pub bytes: Bytes,
+}
+
+/// The type of scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // The names say it all.
+pub enum ScaleType {
+    F32,
+    F16,
+    Bf16,
+    F8E8m0,
+}
+
+impl Scales {
+    /// Scale number `i`.
+    ///
+    /// # Panics
+    /// When there are not so many.
+    #[must_use]
+    pub fn get(&self, i: usize) -> f32 {
+        let half = || u16::from_le_bytes([self.bytes[2 * i], self.bytes[2 * i + 1]]);
+        match self.kind {
+            ScaleType::F32 => {
+                let at = &self.bytes[4 * i..4 * i + 4];
+                f32::from_le_bytes([at[0], at[1], at[2], at[3]])
+            }
+            ScaleType::F16 => float16::f16_to_f32(half()),
+            ScaleType::Bf16 => float16::bf16_to_f32(half()),
+            ScaleType::F8E8m0 => float8::e8m0_to_f32(self.bytes[i]),
+        }
+    }
 }
 
 /// How a matrix is stored.
@@ -51,6 +108,8 @@ pub enum Layout {
     Bf16,
     F8E4m3,
     Nvfp4,
+    Int4,
+    F8Blocks,
 }
 
 impl Layout {
@@ -63,6 +122,8 @@ impl Layout {
             Layout::Bf16 => "BF16",
             Layout::F8E4m3 => "F8_E4M3",
             Layout::Nvfp4 => "NVFP4",
+            Layout::Int4 => "INT4",
+            Layout::F8Blocks => "F8_E4M3 blocks",
         }
     }
 }
@@ -80,7 +141,7 @@ impl Serialize for Layout {
 }
 
 impl Matrix {
-    /// Writes the values of one row, decoded exactly (NVFP4: see [`nvfp4::decode_row`]).
+    /// Writes the values of one row, decoded exactly (NVFP4: see [`nvfp4::decode_row`]; INT4: see [`int4::decode_row`]).
     ///
     /// # Panics
     /// When `row >= self.rows` or `out.len() != self.cols`: mistakes of the caller, not of the file.
@@ -115,6 +176,20 @@ impl Matrix {
                 *global_scale,
                 out,
             ),
+            Packed::Int4 { codes, scales, group_size } => {
+                let first_scale = row * (self.cols / group_size);
+                int4::decode_row(&codes[part(self.cols / 2)], scales, first_scale, *group_size, out);
+            }
+            Packed::F8Blocks { codes, scales, block } => {
+                let first_scale = row / block[0] * self.cols.div_ceil(block[1]);
+                let codes = codes[part(self.cols)].chunks(block[1]);
+                for (i, (out, codes)) in out.chunks_mut(block[1]).zip(codes).enumerate() {
+                    let scale = scales.get(first_scale + i);
+                    for (out, code) in out.iter_mut().zip(codes) {
+                        *out = float8::e4m3_to_f32(*code) * scale;
+                    }
+                }
+            }
         }
     }
 
@@ -127,6 +202,8 @@ impl Matrix {
             Packed::Bf16(_) => Layout::Bf16,
             Packed::F8E4m3(_) => Layout::F8E4m3,
             Packed::Nvfp4 { .. } => Layout::Nvfp4,
+            Packed::Int4 { .. } => Layout::Int4,
+            Packed::F8Blocks { .. } => Layout::F8Blocks,
         }
     }
 
@@ -138,6 +215,9 @@ impl Matrix {
                 bytes.len() as u64
             }
             Packed::Nvfp4 { codes, scales, .. } => codes.len() as u64 + scales.len() as u64 + 4,
+            Packed::Int4 { codes, scales, .. } | Packed::F8Blocks { codes, scales, .. } => {
+                codes.len() as u64 + scales.bytes.len() as u64
+            }
         }
     }
 }

@@ -214,14 +214,7 @@ fn nvfp4_that_contradicts_itself() {
 #[test]
 fn layouts_that_are_not_decoded_are_never_decoded_wrongly() {
     let f32s = |n: usize| vec![0u8; n * 4];
-    let cases: [(&[folder::Spec<'_>], &str); 7] = [
-        (
-            &[
-                ("m.weight", "F8_E4M3", &[2, 32], vec![0; 64]),
-                ("m.weight_scale_inv", "F32", &[1, 1], f32s(1)),
-            ],
-            "FP8 with scales",
-        ),
+    let cases: [(&[folder::Spec<'_>], &str); 6] = [
         (
             &[("m.weight", "F8_E4M3", &[2, 32], vec![0; 64]), ("m.weight_scale", "F32", &[], f32s(1))],
             "FP8 with scales",
@@ -231,16 +224,13 @@ fn layouts_that_are_not_decoded_are_never_decoded_wrongly() {
             "a scaled type",
         ),
         (
-            &[("m.weight_packed", "I32", &[2, 4], f32s(8)), ("m.weight_scale", "BF16", &[2, 1], vec![0; 4])],
-            "pack-quantized",
-        ),
-        (
             &[
                 ("m.weight_packed", "U8", &[2, 16], vec![0; 32]),
-                ("m.weight_scale", "F8_E4M3", &[2, 2], vec![0; 4]),
+                ("m.weight_scale", "U8", &[2, 1], vec![0; 2]),
             ],
-            "nvfp4-",
+            "4-bit floats other than NVFP4",
         ),
+        (&[("m.weight_packed", "I8", &[2, 32], vec![0; 64])], "compressed-tensors (I8"),
         (&[("m.qweight", "I32", &[4, 2], f32s(8))], "GPTQ or AWQ"),
         (&[("m.weight", "I8", &[2, 32], vec![0; 64])], "I8"),
     ];
@@ -255,9 +245,9 @@ fn layouts_that_are_not_decoded_are_never_decoded_wrongly() {
 fn inspection_shows_what_cannot_be_decoded() {
     let tensors = [
         ("model.layers.0.a.weight", "F8_E4M3", &[2, 32][..], vec![0; 64]),
-        ("model.layers.0.a.weight_scale_inv", "F32", &[1, 1], vec![0; 4]),
+        ("model.layers.0.a.weight_scale", "F32", &[1, 1], vec![0; 4]),
         ("model.layers.1.a.weight", "F8_E4M3", &[2, 32], vec![0; 64]),
-        ("model.layers.1.a.weight_scale_inv", "F32", &[1, 1], vec![0; 4]),
+        ("model.layers.1.a.weight_scale", "F32", &[1, 1], vec![0; 4]),
         ("x", "NEW", &[usize::MAX, usize::MAX], vec![0; 4]),
     ];
     let inspection = lucid_checkpoint::inspect(&checkpoint(&tensors));

@@ -1,6 +1,6 @@
 //! What the checkpoint holds, by the model's structure: still packed, every shape checked.
 
-use lucid_checkpoint::{Bytes, Checkpoint, Config, Matrix, MoE, Packed};
+use lucid_checkpoint::{Bytes, Checkpoint, Config, Layout, Matrix, MoE, Packed};
 
 use crate::{Error, Plant};
 
@@ -106,6 +106,49 @@ impl Weights {
             false => loader.matrix("lm_head", vocab, hidden)?,
         };
         Ok(Weights { embed_tokens, layers, norm: loader.vector("model.norm.weight", hidden)?, lm_head })
+    }
+
+    /// Whether the GPU's kernels read every matrix as it is stored.
+    ///
+    /// # Errors
+    /// The first matrix in a layout that only the CPU multiplies.
+    pub fn check_gpu_layouts(&self) -> Result<(), Error> {
+        let other = |matrix: &&Matrix| {
+            use Layout::{Bf16, F8E4m3, F16, F32, Nvfp4};
+            !matches!(matrix.layout(), F32 | F16 | Bf16 | F8E4m3 | Nvfp4)
+        };
+        match self.matrices().find(other) {
+            None => Ok(()),
+            Some(matrix) => Err(Error::Unsupported {
+                what: format!("tensor {}, stored as {}, on a GPU", matrix.name, matrix.layout()),
+                hint: "run it on the CPU, or use a checkpoint in NVFP4 or BF16",
+            }),
+        }
+    }
+
+    /// Every matrix, as the checkpoint holds them.
+    fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        self.layers.iter().flat_map(Layer::matrices).chain([&self.embed_tokens, &self.lm_head])
+    }
+}
+
+impl Layer {
+    fn matrices(&self) -> Vec<&Matrix> {
+        let attention = &self.attention;
+        let mut matrices = vec![&attention.kv_a, &attention.kv_b, &attention.k_b_transposed, &attention.o];
+        match &attention.query {
+            Query::Latent { q_a, q_b, .. } => matrices.extend([q_a, q_b]),
+            Query::Direct(q) => matrices.push(q),
+        }
+        let mlps: Vec<&Mlp> = match &self.feed_forward {
+            FeedForward::Dense(mlp) => vec![mlp],
+            FeedForward::Experts(experts) => {
+                matrices.push(&experts.router);
+                experts.routed.iter().chain(&experts.shared).collect()
+            }
+        };
+        matrices.extend(mlps.iter().flat_map(|mlp| [&mlp.gate, &mlp.up, &mlp.down]));
+        matrices
     }
 }
 

@@ -4,7 +4,7 @@
 //! the eight lanes are added in a fixed tree. A tile of several rows and tokens runs many such chains side by side and
 //! never mixes them, so a result does not depend on the tile: this is where batch invariance comes from.
 
-use super::row::Rows;
+use super::row::{Rows, Stored};
 
 /// Lanes of one chain.
 pub(super) const LANES: usize = 8;
@@ -72,6 +72,11 @@ pub unsafe fn dots<'x>(
     scratch: &mut Vec<f32>,
     target: Target,
 ) {
+    if matches!(rows.stored, Stored::Decoded { .. }) {
+        let rows = rows.decoded(scratch);
+        // SAFETY: promised by the caller. These rows are f32, which takes no scratch.
+        return unsafe { dots(rows, tokens, x, &mut Vec::new(), target) };
+    }
     #[cfg(target_arch = "x86_64")]
     if has_avx2() {
         // SAFETY: AVX2, FMA and F16C were found; `target` as promised by the caller.
@@ -90,7 +95,6 @@ pub unsafe fn dots<'x>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::row::Stored;
 
     fn vector(len: usize, seed: u32) -> Vec<f32> {
         let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
@@ -156,6 +160,50 @@ mod tests {
                         (0..tokens).all(|t| out[t * stride + count..][..3].iter().all(|x| x.is_nan()));
                     assert!(untouched, "written outside of the rows");
                 }
+            }
+        }
+    }
+
+    /// Rows that are decoded first: the same bits as f32 rows of the same values, for any number of tokens.
+    #[test]
+    fn decoded_rows_have_the_bits_of_f32_rows() {
+        use lucid_checkpoint::{Bytes, Matrix, Packed, ScaleType, Scales};
+        let (count, cols) = (37, 96);
+        let scales = |n: usize| Scales {
+            kind: ScaleType::F32,
+            bytes: Bytes::from(vector(n, 5).into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>()),
+        };
+        let packed = [
+            Packed::Int4 {
+                codes: Bytes::from(bytes(count * cols / 2, 1)),
+                scales: scales(count * cols / 32),
+                group_size: 32,
+            },
+            Packed::F8Blocks {
+                codes: Bytes::from(bytes(count * cols, 2)),
+                scales: scales(3 * 2),
+                block: [16, 64],
+            },
+        ];
+        for packed in packed {
+            let matrix = Matrix { name: "m".to_owned(), rows: count, cols, packed };
+            let mut values = vec![0f32; count * cols];
+            for (row, out) in values.chunks_exact_mut(cols).enumerate() {
+                matrix.decode_row(row, out);
+            }
+            for (first, rows, tokens) in [(0, 37, 1), (5, 32, 1), (3, 1, 9), (0, 37, 20)] {
+                let xs = vector(tokens * cols, tokens as u32);
+                let x = |t: usize| &xs[t * cols..][..cols];
+                let mut outs = [vec![f32::NAN; tokens * rows], vec![f32::NAN; tokens * rows]];
+                let plain = Rows::f32s(&values[first * cols..(first + rows) * cols], cols);
+                for (out, rows) in outs.iter_mut().zip([Rows::of(&matrix, first..first + rows), plain]) {
+                    let target = Target { at: out.as_mut_ptr(), stride: rows.count, scale: 1.0 };
+                    // SAFETY: `out` has room for every token and row.
+                    unsafe { dots(rows, tokens, x, &mut Vec::new(), target) };
+                    assert_eq!(rows.value(0, 7).to_bits(), values[first * cols + 7].to_bits());
+                }
+                let [decoded, plain] = outs.map(|out| out.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+                assert_eq!(decoded, plain, "{:?}, rows {first}.., {tokens} tokens", matrix.layout());
             }
         }
     }

@@ -183,6 +183,7 @@ pub(super) unsafe fn dots<'x>(
                 let load = Nvfp4 { codes: codes.as_ptr(), scales: scales.as_ptr() };
                 tiles(load, &rows, tokens, x, target);
             }
+            Stored::Decoded { .. } => unreachable!("`dot::dots` hands over decoded rows"),
         }
     }
 }
@@ -200,6 +201,7 @@ unsafe fn decode_all(rows: &Rows<'_>, out: &mut [f32]) {
             Stored::Nvfp4 { codes, scales } => {
                 decode(Nvfp4 { codes: codes.as_ptr(), scales: scales.as_ptr() }, rows, out);
             }
+            Stored::Decoded { .. } => unreachable!("`dot::dots` hands over decoded rows"),
         }
     }
 }
@@ -316,14 +318,14 @@ unsafe fn tile<L: Load, const R: usize, const T: usize>(
             }
         }
     }
-    for r in 0..R {
-        for t in 0..T {
+    for (r, sums) in sums.iter().enumerate() {
+        for (t, &sum) in sums.iter().enumerate() {
             let sum = if blocks * BLOCK == cols {
-                sum_vector(sums[r][t])
+                sum_vector(sum)
             } else {
                 let mut lanes = [0f32; LANES];
                 // SAFETY: eight floats.
-                unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sums[r][t]) };
+                unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sum) };
                 for k in blocks * BLOCK..cols {
                     lanes[k % LANES] = rows.value(first_row + r, k).mul_add(xs[t][k], lanes[k % LANES]);
                 }

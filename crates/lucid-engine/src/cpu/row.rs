@@ -36,6 +36,13 @@ pub enum Stored<'a> {
         /// `[rows, cols / 16]`.
         scales: &'a [u8],
     },
+    /// Any other layout: whole rows are decoded, with all their scales, and multiplied as f32.
+    Decoded {
+        /// The matrix.
+        matrix: &'a Matrix,
+        /// Its row that is row 0 here.
+        first_row: usize,
+    },
 }
 
 impl<'a> Rows<'a> {
@@ -54,6 +61,10 @@ impl<'a> Rows<'a> {
             Packed::Nvfp4 { codes, scales, .. } => {
                 Stored::Nvfp4 { codes: cut(codes, cols / 2), scales: cut(scales, cols / BLOCK) }
             }
+            _ => {
+                assert!(rows.end <= matrix.rows, "rows {rows:?} of {}", matrix.rows);
+                Stored::Decoded { matrix, first_row: rows.start }
+            }
         };
         Rows { count: rows.len(), cols, stored }
     }
@@ -68,6 +79,21 @@ impl<'a> Rows<'a> {
         let bytes =
             unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), std::mem::size_of_val(values)) };
         Rows { count: values.len() / cols, cols, stored: Stored::F32(bytes) }
+    }
+
+    /// Decodes rows that no kernel reads as stored into `scratch`, which grows; other rows stay as they are.
+    pub fn decoded<'s>(self, scratch: &'s mut Vec<f32>) -> Rows<'s>
+    where
+        'a: 's,
+    {
+        let Stored::Decoded { matrix, first_row } = self.stored else { return self };
+        let len = self.count * self.cols;
+        scratch.resize(scratch.len().max(len), 0.0);
+        let decoded = &mut scratch[..len];
+        for (row, out) in decoded.chunks_exact_mut(self.cols).enumerate() {
+            matrix.decode_row(first_row + row, out);
+        }
+        Rows::f32s(decoded, self.cols)
     }
 
     /// One value, without the global scale. The plain version of every kernel.
@@ -85,6 +111,11 @@ impl<'a> Rows<'a> {
             Stored::Nvfp4 { codes, scales } => {
                 let code = codes[i / 2] >> (4 * (i % 2)) & 15;
                 nvfp4::E2M1[code as usize] * e4m3_to_f32(scales[i / BLOCK])
+            }
+            Stored::Decoded { matrix, first_row } => {
+                let mut values = vec![0f32; self.cols];
+                matrix.decode_row(first_row + row, &mut values);
+                values[col]
             }
         }
     }

@@ -79,6 +79,7 @@ fn stored(matrix: &Matrix) -> Stored<'_> {
         Packed::Nvfp4 { codes, scales, global_scale, .. } => {
             Stored { layout: Layout::Nvfp4, values: codes, scales, global_scale: *global_scale }
         }
+        other => unreachable!("{other:?} was refused by Weights::check_gpu_layouts"),
     }
 }
 
@@ -274,6 +275,7 @@ impl Weights {
     /// # Errors
     /// When they don't fit, or are stored in a way that the kernels can't read.
     pub fn upload(gpu: &Gpu, host: &weights::Weights, tied: bool) -> Result<Weights, Error> {
+        host.check_gpu_layouts()?;
         Ok(Weights {
             embed_tokens: DeviceMatrix::upload(gpu, &host.embed_tokens)?,
             layers: host.layers.iter().map(|layer| upload_layer(gpu, layer)).collect::<Result<_, _>>()?,
