@@ -66,7 +66,7 @@ impl Outcome {
 pub fn serve(files: &Files, model_name: &str, plant: Option<Plant>) -> Result<RunningServer, Error> {
     let mut options = ServerOptions::new(model_name);
     options.plant = plant;
-    Ok(spawn("127.0.0.1:0", App::load(files, &EngineOptions::default(), options)?)?)
+    spawn("127.0.0.1:0", App::load(files, &EngineOptions::default(), options)?)
 }
 
 /// Runs one case with one seed.
