@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Bytes, Config, Dtype, Error, Files, Generation, Matrix, float16, layout, safetensors};
+use crate::{Bytes, Config, Dtype, Error, Files, Generation, Matrix, float16, gguf, layout, safetensors};
 
 /// A tensor as the files hold it.
 #[derive(Clone, Debug)]
 pub struct Tensor {
-    /// The name in the file.
+    /// The name in the file; of a GGUF tensor, the name that safetensors checkpoints give it.
     pub name: String,
     /// Element type.
     pub dtype: Dtype,
@@ -30,7 +30,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads the config and the header of every `*.safetensors` file.
+    /// Reads the config and the header of every `*.safetensors` file, or the header of a GGUF model.
     ///
     /// `model.safetensors.index.json` is only a hint (quantization tools leave it outdated): where it differs from the
     /// headers, [`notices`](Self::notices) says so.
@@ -39,6 +39,10 @@ impl Checkpoint {
     /// When a file is missing, unreadable, truncated or contradicts itself, when the architecture is not supported,
     /// or when two shards hold a tensor of the same name.
     pub fn open(files: Files) -> Result<Checkpoint, Error> {
+        if files.is_gguf() {
+            let gguf::Model { config, generation, tensors, notices } = gguf::open(&files)?;
+            return Ok(Checkpoint { files, config, generation, tensors, notices });
+        }
         let mut notices = Vec::new();
         let config = Config::read(&files, &mut notices)?;
         let generation = Generation::read(&files, config.vocab_size)?;

@@ -1,6 +1,8 @@
-//! Element types of safetensors.
+//! Element types of safetensors and GGUF.
 
 use serde::{Serialize, Serializer};
+
+use crate::gguf::BlockType;
 
 /// A tensor's element type, as the safetensors header spells it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -22,6 +24,8 @@ pub enum Dtype {
     U64,
     I64,
     F64,
+    /// A block type of GGUF.
+    Gguf(BlockType),
     /// A spelling that Lucid does not know. The tensor can be listed, but its values can't be asked for.
     Other(String),
 }
@@ -49,7 +53,7 @@ impl Dtype {
         }
     }
 
-    /// Bytes per element; `None` for a type that Lucid does not know.
+    /// Bytes per element; `None` for blocks, and for a type that Lucid does not know.
     #[must_use]
     pub fn size(&self) -> Option<u64> {
         match self {
@@ -57,11 +61,11 @@ impl Dtype {
             Dtype::U16 | Dtype::I16 | Dtype::F16 | Dtype::Bf16 => Some(2),
             Dtype::U32 | Dtype::I32 | Dtype::F32 => Some(4),
             Dtype::U64 | Dtype::I64 | Dtype::F64 => Some(8),
-            Dtype::Other(_) => None,
+            Dtype::Gguf(_) | Dtype::Other(_) => None,
         }
     }
 
-    /// The spelling in a safetensors header.
+    /// The spelling in a safetensors header, or llama.cpp's name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         match self {
@@ -81,6 +85,7 @@ impl Dtype {
             Dtype::U64 => "U64",
             Dtype::I64 => "I64",
             Dtype::F64 => "F64",
+            Dtype::Gguf(block) => block.as_str(),
             Dtype::Other(spelling) => spelling,
         }
     }

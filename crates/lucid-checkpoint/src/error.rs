@@ -12,11 +12,21 @@ pub enum Error {
         /// What the operating system said.
         cause: std::io::Error,
     },
-    /// The model's path is not a folder.
-    #[error("{location} is not a folder: give the folder that holds config.json and the *.safetensors files")]
+    /// The model's path is neither a folder nor a GGUF file.
+    #[error(
+        "{location} is not a model: give the folder that holds config.json and the *.safetensors files, or a .gguf file"
+    )]
     NotAFolder {
         /// What was given.
         location: String,
+    },
+    /// A folder holds several GGUF models.
+    #[error("{location} holds {count} .gguf files of several models: give the path of one of them")]
+    SeveralModels {
+        /// The folder.
+        location: String,
+        /// How many files.
+        count: usize,
     },
     /// A file was asked for by something that is not a plain file name.
     #[error("{name:?} is not a plain file name")]
@@ -56,6 +66,16 @@ pub enum Error {
         /// The shard.
         location: String,
         /// What is wrong, with the tensor's name where there is one.
+        problem: String,
+    },
+    /// A GGUF file contradicts itself or the format.
+    #[error("{location}: damaged GGUF header at byte {offset}: {problem}")]
+    Gguf {
+        /// The file.
+        location: String,
+        /// Where the reader stood.
+        offset: usize,
+        /// What is wrong.
         problem: String,
     },
     /// A shard is shorter than its header says.

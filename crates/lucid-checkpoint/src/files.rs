@@ -5,11 +5,18 @@ use std::path::{Path, PathBuf};
 
 use crate::{Bytes, Error};
 
-/// Where a model's files are: a folder, or compiled into the binary (so that the built-in model needs no file at all).
+/// Where a model's files are: a folder, a GGUF file, or compiled into the binary (so that the built-in model needs no file at all).
 #[derive(Clone, Debug)]
 pub enum Files {
     /// A folder as Hugging Face lays it out. Files in folders below it are not looked at.
     Folder(PathBuf),
+    /// A GGUF model: one file, or several parts in one folder.
+    Gguf {
+        /// The folder.
+        folder: PathBuf,
+        /// The names of the parts, in order.
+        parts: Vec<String>,
+    },
     /// Files inside the binary.
     Bundled {
         /// The model's name, for messages.
@@ -20,17 +27,42 @@ pub enum Files {
 }
 
 impl Files {
-    /// The files in a folder.
+    /// The files in a folder, or a `.gguf` file (of a split model, any part). A folder without `config.json` that holds one
+    /// GGUF model is that model.
     ///
     /// # Errors
-    /// When `path` does not exist, is not a folder, or may not be listed.
+    /// When `path` does not exist, is neither, or may not be listed.
     pub fn open(path: &Path) -> Result<Files, Error> {
         let io = |cause| Error::Io { location: path.display().to_string(), cause };
         if !fs::metadata(path).map_err(io)?.is_dir() {
-            return Err(Error::NotAFolder { location: path.display().to_string() });
+            return match (path.parent(), path.file_name().and_then(|name| name.to_str())) {
+                (Some(folder), Some(name)) if name.ends_with(GGUF) => {
+                    // The parent of a bare name is empty.
+                    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+                    Ok(Files::Gguf { folder: folder.to_owned(), parts: parts(name) })
+                }
+                _ => Err(Error::NotAFolder { location: path.display().to_string() }),
+            };
         }
-        fs::read_dir(path).map_err(io)?;
-        Ok(Files::Folder(path.to_owned()))
+        let names = Files::Folder(path.to_owned()).names()?;
+        let models: Vec<&String> = names.iter().filter(|name| name.ends_with(GGUF)).collect();
+        match models.first() {
+            Some(first) if !names.iter().any(|name| name == "config.json") => {
+                let parts = parts(first);
+                if parts.len() < models.len() || !models.iter().all(|name| parts.contains(name)) {
+                    let location = path.display().to_string();
+                    return Err(Error::SeveralModels { location, count: models.len() });
+                }
+                Ok(Files::Gguf { folder: path.to_owned(), parts })
+            }
+            _ => Ok(Files::Folder(path.to_owned())),
+        }
+    }
+
+    /// Whether this is a GGUF model.
+    #[must_use]
+    pub fn is_gguf(&self) -> bool {
+        matches!(self, Files::Gguf { .. })
     }
 
     /// The names of all files, sorted. A name that is not Unicode is left out: no checkpoint file has one.
@@ -40,6 +72,8 @@ impl Files {
     pub fn names(&self) -> Result<Vec<String>, Error> {
         let mut names = match self {
             Files::Bundled { files, .. } => files.iter().map(|(name, _)| (*name).to_owned()).collect(),
+            // Not sorted by name: the order of the parts.
+            Files::Gguf { parts, .. } => return Ok(parts.clone()),
             Files::Folder(folder) => {
                 let io = |cause| Error::Io { location: folder.display().to_string(), cause };
                 let mut names = Vec::new();
@@ -71,7 +105,9 @@ impl Files {
             Files::Bundled { files, .. } => {
                 Ok(files.iter().find(|(n, _)| *n == name).map(|(_, bytes)| Bytes::from_static(bytes)))
             }
-            Files::Folder(folder) => {
+            // Other files beside it belong to other models.
+            Files::Gguf { parts, .. } if !parts.iter().any(|part| part == name) => Ok(None),
+            Files::Folder(folder) | Files::Gguf { folder, .. } => {
                 let path = folder.join(name);
                 map(&path).map_err(|cause| Error::Io { location: path.display().to_string(), cause })
             }
@@ -82,7 +118,7 @@ impl Files {
     #[must_use]
     pub fn location(&self, name: &str) -> String {
         match self {
-            Files::Folder(folder) => folder.join(name).display().to_string(),
+            Files::Folder(folder) | Files::Gguf { folder, .. } => folder.join(name).display().to_string(),
             Files::Bundled { name: model, .. } => format!("bundled {model}/{name}"),
         }
     }
@@ -92,8 +128,31 @@ impl Files {
     pub fn root(&self) -> String {
         match self {
             Files::Folder(folder) => folder.display().to_string(),
+            Files::Gguf { folder, parts } => {
+                folder.join(parts.first().map_or("", String::as_str)).display().to_string()
+            }
             Files::Bundled { name, .. } => format!("bundled {name}"),
         }
+    }
+}
+
+const GGUF: &str = ".gguf";
+
+/// The most parts of a split model; its file names have five digits.
+const MAX_PARTS: usize = 99_999;
+
+/// The parts of the model that the file of this name is a part of: itself, or `NAME-00001-of-00003.gguf` and so on.
+fn parts(name: &str) -> Vec<String> {
+    let split = || {
+        let (rest, count) = name.strip_suffix(GGUF)?.rsplit_once("-of-")?;
+        let (base, number) = rest.rsplit_once('-')?;
+        let five = |digits: &str| (digits.len() == 5).then(|| digits.parse::<usize>().ok()).flatten();
+        let (number, count) = (five(number)?, five(count)?);
+        (1..=count).contains(&number).then_some((base, count.min(MAX_PARTS)))
+    };
+    match split() {
+        Some((base, count)) => (1..=count).map(|i| format!("{base}-{i:05}-of-{count:05}{GGUF}")).collect(),
+        None => vec![name.to_owned()],
     }
 }
 

@@ -3,9 +3,10 @@
 use crate::checkpoint::{Checkpoint, Tensor, spellings};
 use crate::{Dtype, Error, Matrix, Packed};
 
+mod gguf;
 mod scaled;
 
-const SUPPORTED: &str = "BF16, F16, F32 and F8_E4M3 without scales; NVFP4 of ModelOpt and of compressed-tensors; INT4 of compressed-tensors (symmetric groups); F8_E4M3 with weight_scale_inv (blocks)";
+const SUPPORTED: &str = "BF16, F16, F32 and F8_E4M3 without scales; NVFP4 of ModelOpt and of compressed-tensors; INT4 of compressed-tensors (symmetric groups); F8_E4M3 with weight_scale_inv (blocks); GGUF types Q2_K to Q8_0, IQ4_NL, IQ4_XS, MXFP4 and NVFP4";
 
 /// What follows the module's path in the name of a weight tensor, most usual first.
 const WEIGHTS: [&str; 3] = ["weight", "weight_packed", "qweight"];
@@ -25,6 +26,7 @@ pub(crate) fn matrix(
         spellings(module).find_map(|module| weight(checkpoint, &module).map(|weight| (module, weight)));
     match found {
         Some((module, weight)) => matrix_at(checkpoint, &module, weight, rows, cols),
+        None if let Some(kv_b) = gguf::key_value_matrix(checkpoint, module, rows, cols)? => Ok(kv_b),
         None => Err(checkpoint.missing(&format!("{module}.weight"))),
     }
 }
@@ -68,6 +70,7 @@ pub(crate) fn matrix_at(
     let parts = Parts { checkpoint, module, weight };
     let is_packed = weight.name.ends_with(".weight_packed");
     let packed = match &weight.dtype {
+        Dtype::Gguf(block) => parts.gguf(*block, rows, cols)?,
         Dtype::U8 if is_packed => parts.nvfp4_compressed_tensors(rows, cols)?,
         Dtype::I32 if is_packed => parts.int4(rows, cols)?,
         _ if !weight.name.ends_with(".weight") => return Err(parts.unsupported_packed()),

@@ -1,6 +1,6 @@
-//! Reads model checkpoints: config.json, safetensors, the quantized layouts and their exact decoding.
+//! Reads model checkpoints: config.json, safetensors, GGUF, the quantized layouts and their exact decoding.
 //!
-//! A [`Checkpoint`] is a folder as Hugging Face lays it out, or the same files compiled into the binary.
+//! A [`Checkpoint`] is a folder as Hugging Face lays it out, the same files compiled into the binary, or a GGUF file.
 //! Weights stay memory-mapped and packed; a [`Matrix`] says how to turn each row into `f32`.
 //! Nothing here knows what a model does with its weights.
 
@@ -13,6 +13,7 @@ mod files;
 pub mod float16;
 pub mod float8;
 mod generation;
+pub mod gguf;
 mod index;
 mod inspect;
 pub mod int4;

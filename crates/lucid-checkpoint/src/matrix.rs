@@ -2,6 +2,7 @@
 
 use serde::{Serialize, Serializer};
 
+use crate::gguf::BlockType;
 use crate::{Bytes, float8, float16, int4, nvfp4};
 
 /// A weight matrix `[rows, cols]` as stored, still packed. Rows are outputs, columns are inputs.
@@ -58,6 +59,15 @@ pub enum Packed {
         /// Rows and columns of a block; those at the edges may be smaller.
         block: [usize; 2],
     },
+    /// A block type of GGUF.
+    Gguf {
+        /// How a block is packed; `cols` is a multiple of its elements.
+        block: BlockType,
+        /// Whole blocks `[rows, cols / elements]`
+        bytes: Bytes,
+        /// Multiplies every value: NVFP4's global scale, else 1.
+        scale: f32,
+    },
 }
 
 /// Scales as stored: little-endian, not always aligned.
@@ -110,6 +120,7 @@ pub enum Layout {
     Nvfp4,
     Int4,
     F8Blocks,
+    Gguf(BlockType),
 }
 
 impl Layout {
@@ -124,6 +135,7 @@ impl Layout {
             Layout::Nvfp4 => "NVFP4",
             Layout::Int4 => "INT4",
             Layout::F8Blocks => "F8_E4M3 blocks",
+            Layout::Gguf(block) => block.as_str(),
         }
     }
 }
@@ -180,6 +192,9 @@ impl Matrix {
                 let first_scale = row * (self.cols / group_size);
                 int4::decode_row(&codes[part(self.cols / 2)], scales, first_scale, *group_size, out);
             }
+            Packed::Gguf { block, bytes, scale } => {
+                block.decode_row(&bytes[part(self.cols / block.elements() * block.bytes())], *scale, out);
+            }
             Packed::F8Blocks { codes, scales, block } => {
                 let first_scale = row / block[0] * self.cols.div_ceil(block[1]);
                 let codes = codes[part(self.cols)].chunks(block[1]);
@@ -204,6 +219,7 @@ impl Matrix {
             Packed::Nvfp4 { .. } => Layout::Nvfp4,
             Packed::Int4 { .. } => Layout::Int4,
             Packed::F8Blocks { .. } => Layout::F8Blocks,
+            Packed::Gguf { block, .. } => Layout::Gguf(block),
         }
     }
 
@@ -218,6 +234,7 @@ impl Matrix {
             Packed::Int4 { codes, scales, .. } | Packed::F8Blocks { codes, scales, .. } => {
                 codes.len() as u64 + scales.bytes.len() as u64
             }
+            Packed::Gguf { bytes, .. } => bytes.len() as u64,
         }
     }
 }

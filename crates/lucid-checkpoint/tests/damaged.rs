@@ -25,7 +25,7 @@ fn folders() {
     assert_says(Files::open(&missing), &["nothing-here", "cannot read"]);
     assert_says(open(place.path()), &["config.json is missing"]);
     std::fs::write(place.path().join("config.json"), config().to_string()).unwrap();
-    assert_says(Files::open(&place.path().join("config.json")), &["config.json is not a folder"]);
+    assert_says(Files::open(&place.path().join("config.json")), &["config.json is not a model"]);
     assert_says(open(place.path()), &["*.safetensors is missing"]);
     let files = Files::open(place.path()).unwrap();
     assert_says(files.find("../config.json"), &["../config.json", "not a plain file name"]);

@@ -73,7 +73,7 @@ impl Parts<'_> {
         })
     }
 
-    fn positive(&self, global: &Tensor) -> Result<f32, Error> {
+    pub(super) fn positive(&self, global: &Tensor) -> Result<f32, Error> {
         match self.scalar(global)? {
             scale if scale.is_finite() && scale > 0.0 => Ok(scale),
             scale => {

@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // Each test file uses a part.
 
+pub(crate) mod gguf;
+
 use std::path::{Path, PathBuf};
 
 use lucid_checkpoint::{Checkpoint, Error, Files};

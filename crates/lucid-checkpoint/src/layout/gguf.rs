@@ -1,0 +1,80 @@
+//! Matrices of GGUF files.
+
+use super::Parts;
+use crate::gguf::BlockType;
+use crate::{Bytes, Checkpoint, Error, Matrix, Packed};
+
+impl Parts<'_> {
+    pub(super) fn gguf(&self, block: BlockType, rows: usize, cols: usize) -> Result<Packed, Error> {
+        self.check_shape(self.weight, &[rows, cols])?;
+        // `<name>.scale`, renamed. A file whose blocks hold the whole scale has none.
+        let scale = match self.sibling("weight_scale_2") {
+            Some(scale) if block == BlockType::NVFP4 => self.positive(scale)?,
+            _ => 1.0,
+        };
+        Ok(Packed::Gguf { block, bytes: self.weight.bytes.clone(), scale })
+    }
+}
+
+/// `kv_b_proj` `[A (N + V), L]` of a file that holds its two halves: `attn_k_b` `[A, L, N]`, transposed per head, and
+/// `attn_v_b` `[A, V, L]`. Decoded to F32, as the two need not be of the same type; `None` when they are not there.
+///
+/// `kv_b[h (N + V) + d][c] = k_b[h][c][d]` and `kv_b[h (N + V) + N + j][c] = v_b[h][j][c]`.
+/// Source: llama.cpp, `conversion/deepseek.py: modify_tensors`.
+pub(super) fn key_value_matrix(
+    checkpoint: &Checkpoint,
+    module: &str,
+    rows: usize,
+    cols: usize,
+) -> Result<Option<Matrix>, Error> {
+    let Some(attention) = module.strip_suffix(".kv_b_proj") else { return Ok(None) };
+    let (k_module, v_module) = (format!("{attention}.k_b_proj"), format!("{attention}.v_b_proj"));
+    if checkpoint.exact(&format!("{k_module}.weight")).is_none() {
+        return Ok(None);
+    }
+    let config = checkpoint.config();
+    let (heads, nope, value) = (config.num_attention_heads, config.qk_nope_head_dim, config.v_head_dim);
+    let latent = config.kv_lora_rank;
+    let k = stacked(checkpoint, &k_module, [heads, latent, nope])?;
+    let v = stacked(checkpoint, &v_module, [heads, value, latent])?;
+    if (rows, cols) != (heads * (nope + value), latent) {
+        return Err(checkpoint.missing(&format!("{module}.weight")));
+    }
+    let mut values = vec![0f32; rows * cols];
+    let mut row = vec![0f32; nope];
+    for (head, out) in values.chunks_exact_mut((nope + value) * latent).enumerate() {
+        let (keys, rest) = out.split_at_mut(nope * latent);
+        for c in 0..latent {
+            k.decode_row(head * latent + c, &mut row);
+            for (d, &x) in row.iter().enumerate() {
+                keys[d * latent + c] = x;
+            }
+        }
+        for (j, out) in rest.chunks_exact_mut(latent).enumerate() {
+            v.decode_row(head * value + j, out);
+        }
+    }
+    let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    Ok(Some(Matrix {
+        name: format!("{} and v_b_proj", k.name),
+        rows,
+        cols,
+        packed: Packed::F32(Bytes::from(bytes)),
+    }))
+}
+
+/// A stack of matrices `[count, rows, cols]` as one of `[count rows, cols]`.
+fn stacked(checkpoint: &Checkpoint, module: &str, shape: [usize; 3]) -> Result<Matrix, Error> {
+    let tensor = checkpoint.tensor(&format!("{module}.weight"))?;
+    if tensor.shape != shape {
+        return Err(Error::Shape {
+            tensor: tensor.name.clone(),
+            shard: checkpoint.files().location(&tensor.shard),
+            found: tensor.shape.clone(),
+            expected: shape.to_vec(),
+        });
+    }
+    let mut flat = tensor.clone();
+    flat.shape = vec![shape[0] * shape[1], shape[2]];
+    super::matrix_at(checkpoint, module, &flat, flat.shape[0], flat.shape[1])
+}
