@@ -5,7 +5,9 @@ use super::kernels::{Kernels, Order};
 use crate::kv_cache::PAGE_TOKENS;
 use crate::{Error, Mode};
 
-/// Memory for sums of single pages, when it is free to choose.
+/// Sums run over units of 32 tokens (see `attention.cu`).
+const UNITS_PER_PAGE: usize = PAGE_TOKENS / 32;
+/// Memory for sums of single units, when it is free to choose.
 const PARTIAL_BYTES: usize = 64 << 20;
 /// At the most, however long the context.
 const MOST_PARTIAL_BYTES: usize = 512 << 20;
@@ -80,7 +82,7 @@ pub fn inputs(
         inputs.nope_split, inputs.absorbed)
 }
 
-/// Room for the sums of single pages.
+/// Room for the sums of single units.
 pub struct PartialSums(Buffer);
 
 /// How pages are summed; the bits are the same.
@@ -111,7 +113,7 @@ impl PartialSums {
 }
 
 fn bytes(shape: Shape, rows: usize, pages: usize) -> usize {
-    rows * shape.heads * pages * (shape.latent + 2) * 4
+    rows * shape.heads * pages * UNITS_PER_PAGE * (shape.latent + 2) * 4
 }
 
 /// `queries` `[rows, heads, latent + rope]` f32 against the cache; `out` `[rows, 3, heads * latent]` in split form, in `order`.
@@ -128,8 +130,8 @@ pub fn attend(
     (out, order): (Address, Order),
 ) -> Result<(), Error> {
     let (one_by_one, side_by_side) = match shape.mode {
-        Mode::Reference => (kernels.attend_f32, kernels.attend_pages_f32),
-        Mode::Serving => (kernels.attend_bf16, kernels.attend_pages_bf16),
+        Mode::Reference => (kernels.attend_f32, kernels.attend_units_f32),
+        Mode::Serving => (kernels.attend_bf16, kernels.attend_units_bf16),
     };
     let (heads, blocks) = (shape.heads as u32, shape.heads.div_ceil(8));
     if pages == Pages::InOrder {
@@ -137,8 +139,9 @@ pub fn attend(
             queries, heads, shape.scale, step.rows, step.pages, cache, order, out);
     }
     let sums = partial.0.address();
-    launch!(gpu, side_by_side, (step.most_pages, blocks, step.count), 256, 0;
+    let units = step.most_pages * UNITS_PER_PAGE;
+    launch!(gpu, side_by_side, (units, blocks, step.count), 256, 0;
         queries, heads, shape.scale, step.rows, step.pages, cache, sums)?;
-    let most_pages = step.most_pages as u32;
-    launch!(gpu, kernels.merge_pages, (blocks, step.count, 1), 256, 0; sums, heads, most_pages, step.rows, order, out)
+    let units = units as u32;
+    launch!(gpu, kernels.merge_units, (shape.heads, step.count, 1), 256, 0; sums, heads, units, step.rows, order, out)
 }

@@ -11,11 +11,12 @@ use super::driver::{Gpu, failed};
 use crate::Error;
 
 /// The program's files, in the order in which they need each other.
-const SOURCES: [(&str, &str); 9] = [
+const SOURCES: [(&str, &str); 10] = [
     ("numerics.cuh", include_str!("kernels/numerics.cuh")),
     ("mma.cuh", include_str!("kernels/mma.cuh")),
     ("bandwidth.cu", include_str!("kernels/bandwidth.cu")),
     ("embedding.cu", include_str!("kernels/embedding.cu")),
+    ("tile.cu", include_str!("kernels/tile.cu")),
     ("norm.cu", include_str!("kernels/norm.cu")),
     ("matmul.cu", include_str!("kernels/matmul.cu")),
     ("attention.cu", include_str!("kernels/attention.cu")),
@@ -98,6 +99,11 @@ impl Module {
 
 /// All files as one program; the compiler's messages name the right file and line.
 fn source() -> String {
+    #[cfg(test)]
+    if let Some(folder) = std::env::var_os("LUCID_KERNEL_SOURCES") {
+        let read = |name: &str| std::fs::read_to_string(Path::new(&folder).join(name)).unwrap();
+        return SOURCES.iter().map(|(name, _)| format!("#line 1 \"{name}\"\n{}\n", read(name))).collect();
+    }
     SOURCES.iter().map(|(name, text)| format!("#line 1 \"{name}\"\n{text}\n")).collect()
 }
 
@@ -210,6 +216,22 @@ mod tests {
         for entry in std::fs::read_dir(folder).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();
             assert!(SOURCES.iter().any(|(known, _)| *known == name), "{name} is compiled by nobody");
+        }
+    }
+
+    /// Needs the compiler, but no GPU.
+    #[test]
+    fn the_kernels_compile_for_every_architecture() {
+        // SAFETY: only tries to load the library.
+        if !unsafe { nvrtc::is_culib_present() } {
+            use std::io::Write;
+            // Not through `println!`, which the test harness swallows.
+            let _ = writeln!(std::io::stderr(), "skipped: no NVRTC");
+            return;
+        }
+        for capability in [80, 90, 100, 120] {
+            let code = compile(&source(), &options(capability, 512, 64)).unwrap();
+            assert!(code.starts_with(b"\x7fELF"), "sm_{capability}");
         }
     }
 

@@ -10,6 +10,9 @@ use cudarc::driver::{result, sys};
 
 use crate::Error;
 
+/// Bytes after the end of every buffer that may be read.
+const READ_AHEAD: usize = 256;
+
 /// An address in the GPU's memory; 0 is none. Passed to kernels as a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
@@ -162,10 +165,9 @@ impl Gpu {
     /// # Errors
     /// When there isn't enough.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer, Error> {
-        // The driver refuses empty requests; a buffer that is never read may be empty.
-        let bytes = bytes.max(16);
-        // SAFETY: nobody reads it before it was written: kernels and copies run in order on one stream.
-        let address = unsafe { result::malloc_sync(bytes) }.map_err(|error| {
+        // Kernels that read ahead read, and don't use, up to 256 bytes past the end.
+        // SAFETY: nobody uses it before it was written: kernels and copies run in order on one stream.
+        let address = unsafe { result::malloc_sync(bytes + READ_AHEAD) }.map_err(|error| {
             if error.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
                 return failed("taking GPU memory")(error);
             }

@@ -14,7 +14,7 @@ pub fn embed(
     tokens: Address,
     hidden: Address,
 ) -> Result<(), Error> {
-    let (layout, scale, width) = (matrix.layout as i32, matrix.global_scale, matrix.cols as u32);
+    let (layout, scale, width) = (matrix.layout.number(matrix.cols), matrix.global_scale, matrix.cols as u32);
     let (values, scales) = (matrix.values.address(), matrix.scales_address());
     launch!(gpu, kernels.embed, (count, 1, 1), 256, 0; layout, values, scales, scale, width, tokens, hidden)
 }

@@ -80,13 +80,7 @@ pub fn swiglu(
     x: Normed,
     hidden: Address,
 ) -> Result<(), Error> {
-    let visits = VisitsArgs {
-        first: Address::NULL,
-        visitors: Address::NULL,
-        active: Address::NULL,
-        tokens: Address::NULL,
-        count: count as u32,
-    };
+    let visits = VisitsArgs { slots: Address::NULL, tokens: Address::NULL, count: count as u32 };
     let at_a_time = if count <= 2 { 2 } else { 8 };
     visit(gpu, kernels, mlp, visits, 1, at_a_time, x, buffers)?;
     combine(gpu, kernels, buffers, None, 1, count, mlp.hidden, hidden)
@@ -121,9 +115,14 @@ fn is_fast(layout: Layout, cols: usize, at_a_time: usize) -> bool {
     layout == Layout::Nvfp4 && layout.is_fast(cols) && at_a_time > 0
 }
 
-/// Blocks of eight warps, sixteen rows a warp or more warps a row.
-fn row_blocks(rows: usize, slices: usize) -> usize {
-    rows.div_ceil(8 / slices * 16)
+/// Warps of a block (see `mma.cuh`), sixteen rows each.
+const WARPS: usize = 8;
+const THREADS: usize = 32 * WARPS;
+const TILE_ROWS: usize = 16;
+
+/// Blocks for `rows` rows, when `warps` warps share a tile.
+fn row_blocks(rows: usize, warps: usize) -> usize {
+    rows.div_ceil(WARPS / warps * TILE_ROWS)
 }
 
 /// `activated[v] = silu(gate · x) ⊙ (up · x)`.
@@ -144,13 +143,13 @@ pub fn gate_up(
     let vectors = vectors(x, mlps.gate_layout, mlps.hidden);
     let down_order = mlps.down_layout.order(mlps.width);
     if is_fast(mlps.gate_layout, mlps.hidden, at_a_time) {
-        let slices = mlps.gate_layout.slices(mlps.hidden);
+        let slices = mlps.gate_layout.slices(mlps.hidden, WARPS / 2);
         let kernel = if at_a_time == 2 { kernels.experts_gate_up_2 } else { kernels.experts_gate_up_8 };
-        let grid = (row_blocks(mlps.width, slices), slots, 1);
+        let grid = (row_blocks(mlps.width, 2 * slices), slots, 1);
         let slices = slices as u32;
-        launch!(gpu, kernel, grid, 256, 0; gate, up, rows, cols, visits, vectors, activated, down_order, slices)
+        launch!(gpu, kernel, grid, THREADS, 0; gate, up, rows, cols, visits, vectors, activated, down_order, slices)
     } else {
-        let (layout, order) = (mlps.gate_layout as i32, mlps.gate_layout.order(mlps.hidden));
+        let (layout, order) = (mlps.gate_layout.number(mlps.hidden), mlps.gate_layout.order(mlps.hidden));
         let grid = (mlps.width.div_ceil(8), slots, 1);
         launch!(gpu, kernels.experts_gate_up_plain, grid, 256, 0;
             layout, gate, up, rows, cols, visits, vectors, order, activated, down_order)
@@ -170,13 +169,13 @@ pub fn down(
     let (rows, cols, down) = (mlps.hidden as u32, mlps.width as u32, mlps.down.args());
     let (activated, y) = (buffers.activated.address(), buffers.down.address());
     if is_fast(mlps.down_layout, mlps.width, at_a_time) {
-        let slices = mlps.down_layout.slices(mlps.width);
+        let slices = mlps.down_layout.slices(mlps.width, WARPS);
         let kernel = if at_a_time == 2 { kernels.experts_down_2 } else { kernels.experts_down_8 };
         let grid = (row_blocks(mlps.hidden, slices), slots, 1);
         let slices = slices as u32;
-        launch!(gpu, kernel, grid, 256, 0; down, rows, cols, visits, activated, y, slices)
+        launch!(gpu, kernel, grid, THREADS, 0; down, rows, cols, visits, activated, y, slices)
     } else {
-        let (layout, order) = (mlps.down_layout as i32, mlps.down_layout.order(mlps.width));
+        let (layout, order) = (mlps.down_layout.number(mlps.width), mlps.down_layout.order(mlps.width));
         let grid = (mlps.hidden.div_ceil(8), slots, 1);
         launch!(gpu, kernels.experts_down_plain, grid, 256, 0;
             layout, down, rows, cols, visits, activated, order, y)

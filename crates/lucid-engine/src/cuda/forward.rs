@@ -80,7 +80,7 @@ impl CudaModel {
         let (latent, rope) = (config.kv_lora_rank, config.qk_rope_head_dim);
         let kernels = Kernels::load(&gpu, latent, rope)?;
         let host = crate::weights::Weights::load(checkpoint, options.plant)?;
-        let weights = Weights::upload(&gpu, &host, config.tie_word_embeddings)?;
+        let weights = Weights::upload(&gpu, &kernels, &host, config.tie_word_embeddings)?;
         CudaModel::assemble(gpu, kernels, config, semantics, weights, positions, max_tokens)
     }
 
@@ -229,11 +229,7 @@ impl CudaModel {
     /// Experts that the last layer of the last step used.
     #[cfg(test)]
     pub fn active_experts(&self) -> usize {
-        let mut active = [0u32];
-        if let Some(routes) = &self.routes {
-            self.gpu.read(&mut active, routes.visits().active).unwrap();
-        }
-        active[0] as usize
+        self.routes.as_ref().map_or(0, |routes| routes.active(&self.gpu))
     }
 
     /// Queues a whole step.
@@ -253,7 +249,7 @@ impl CudaModel {
             }
             self.observe(i + 1, step.count, &mut observer)?;
         }
-        self.norm(step.count, &self.weights.norm, true, true)
+        self.norm(step.count, &self.weights.norm, &[self.weights.lm_head().order()])
     }
 
     fn observe(
@@ -274,9 +270,13 @@ impl CudaModel {
     fn layer(&self, i: usize, layer: &Layer, step: StepRows) -> Result<(), Error> {
         let (gpu, kernels, s) = (&self.gpu, &self.kernels, &self.scratch);
         let hidden = s.hidden.address();
-        self.norm(step.count, &layer.input_layernorm, true, true)?;
+        let query = match &layer.attention.query {
+            Query::Latent { q_a, .. } => q_a,
+            Query::Direct(q) => q,
+        };
+        self.norm(step.count, &layer.input_layernorm, &[query.order(), layer.attention.kv_a.order()])?;
         self.attention(i, &layer.attention, step)?;
-        self.norm(step.count, &layer.post_attention_layernorm, true, true)?;
+        self.norm(step.count, &layer.post_attention_layernorm, &layer.feed_forward.orders())?;
         let x = Normed { natural: s.normed.address(), nvfp4: s.normed_nvfp4.address() };
         match (&layer.feed_forward, &self.routes) {
             (FeedForward::Dense(mlp), _) => {
@@ -290,14 +290,13 @@ impl CudaModel {
         }
     }
 
-    /// `normed = RMSNorm(hidden)`, row by row, in the orders that are asked for.
-    fn norm(&self, count: usize, weight: &Buffer, natural: bool, nvfp4: bool) -> Result<(), Error> {
+    /// `normed = RMSNorm(hidden)`, row by row, in the orders that somebody reads.
+    fn norm(&self, count: usize, weight: &Buffer, readers: &[Order]) -> Result<(), Error> {
         let (width, eps) = (self.config.hidden_size, self.config.rms_norm_eps as f32);
         let s = &self.scratch;
-        // NVFP4's order needs whole blocks of 128; without them nothing asks for it.
-        let nvfp4 = nvfp4 && width.is_multiple_of(128);
-        let address = |wanted: bool, buffer: &Buffer| if wanted { buffer.address() } else { Address::NULL };
-        let (natural, nvfp4) = (address(natural, &s.normed), address(nvfp4, &s.normed_nvfp4));
+        let address =
+            |order, buffer: &Buffer| if readers.contains(&order) { buffer.address() } else { Address::NULL };
+        let (natural, nvfp4) = (address(Order::Natural, &s.normed), address(Order::Nvfp4, &s.normed_nvfp4));
         let x = (s.hidden.address(), width);
         rms_norm(&self.gpu, &self.kernels, count, x, weight.address(), eps, width, natural, nvfp4)
     }
@@ -317,7 +316,7 @@ impl CudaModel {
                 multiply(gpu, kernels, low, Some(entry), count)?;
                 let (rank, eps) = (q_a.rows, self.semantics.latent_norm_eps as f32);
                 let split = s.query_low_split.address();
-                let natural = q_b.layout.order(q_b.cols) == Order::Natural;
+                let natural = q_b.order() == Order::Natural;
                 let (natural, nvfp4) = if natural { (split, Address::NULL) } else { (Address::NULL, split) };
                 let x = (s.query_low.address(), rank);
                 rms_norm(gpu, kernels, count, x, q_a_norm.address(), eps, rank, natural, nvfp4)?;
@@ -348,10 +347,10 @@ impl CudaModel {
         multiply(gpu, kernels, absorb, None, count)?;
         let pages = self.partial.choose(shape, step);
         let absorbed = s.absorbed.address();
-        let latents = (s.latent.address(), weights.kv_b.layout.order(latent));
+        let latents = (s.latent.address(), weights.kv_b.order());
         attention::attend(gpu, kernels, shape, step, cache, absorbed, &self.partial, pages, latents)?;
         let values = Product::new(&weights.kv_b, s.latent.address())
-            .split_into(s.heads.address(), weights.o.layout.order(weights.o.cols))
+            .split_into(s.heads.address(), weights.o.order())
             .per_head(heads, (nope, nope + value, value), (value, heads * value));
         multiply(gpu, kernels, values, None, count)?;
         let output = Product::new(&weights.o, s.heads.address()).add_to(s.hidden.address());
@@ -361,7 +360,7 @@ impl CudaModel {
 
 /// The normalized vectors in the order that `weight` takes.
 fn vectors(weight: &DeviceMatrix, natural: Address, nvfp4: Address) -> Address {
-    match weight.layout.order(weight.cols) {
+    match weight.order() {
         Order::Natural => natural,
         Order::Nvfp4 => nvfp4,
     }

@@ -31,6 +31,7 @@ macro_rules! kernels {
 kernels!(
     read_all,
     embed,
+    tile_nvfp4,
     rms_norm,
     split,
     matmul_plain,
@@ -41,9 +42,9 @@ kernels!(
     attention_inputs_bf16,
     attend_f32,
     attend_bf16,
-    attend_pages_f32,
-    attend_pages_bf16,
-    merge_pages,
+    attend_units_f32,
+    attend_units_bf16,
+    merge_units,
     route,
     group_visits,
     experts_gate_up_plain,
@@ -115,9 +116,7 @@ pub struct ExpertWeightArgs {
 #[repr(C)]
 #[allow(missing_docs)] // As there.
 pub struct VisitsArgs {
-    pub first: Address,
-    pub visitors: Address,
-    pub active: Address,
+    pub slots: Address,
     pub tokens: Address,
     pub count: u32,
 }

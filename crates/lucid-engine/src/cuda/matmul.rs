@@ -27,7 +27,7 @@ impl Product {
             values: weight.values.address(),
             scales: weight.scales_address(),
             scale: weight.global_scale * unit,
-            layout: layout as i32,
+            layout: layout.number(weight.cols),
             order: layout.order(weight.cols),
             rows: weight.rows as u32,
             cols: weight.cols as u32,
@@ -43,7 +43,7 @@ impl Product {
             y_width: weight.rows as u32,
             y_head: 0,
             accumulate: 0,
-            slices: layout.slices(weight.cols) as u32,
+            slices: layout.slices(weight.cols, WARPS) as u32,
         };
         Product { args, layout, heads: 1 }
     }
@@ -98,8 +98,9 @@ impl Product {
     }
 
     fn is_fast(&self) -> bool {
-        // A head's columns begin at a multiple of its columns, so 32-column steps stay aligned.
-        self.layout.is_fast(self.args.cols as usize)
+        // A head's columns begin at a multiple of its columns, so steps stay aligned; its rows must begin with a tile.
+        let whole_tiles = self.args.row_first.is_multiple_of(16) && self.args.row_head.is_multiple_of(16);
+        self.layout.is_fast(self.args.cols as usize) && (self.layout != Layout::Nvfp4 || whole_tiles)
     }
 
     fn row_blocks(&self) -> usize {
@@ -132,8 +133,8 @@ pub fn multiply(
         return Ok(());
     }
     let (kernel, at_a_time) = match count {
-        ..=2 => (kernels.matmul_2, 2),
-        ..=8 => (kernels.matmul_8, 8),
+        1..=2 => (kernels.matmul_2, 2),
+        3..=8 => (kernels.matmul_8, 8),
         _ => (kernels.matmul_16, 16),
     };
     let blocks = first.row_blocks();
@@ -147,7 +148,7 @@ pub fn multiply(
 /// The plain kernel, whatever the layout.
 pub fn multiply_plain(gpu: &Gpu, kernels: &Kernels, product: Product, count: usize) -> Result<(), Error> {
     let mut args = product.args;
-    if product.is_fast() && product.layout == Layout::Nvfp4 {
+    if product.layout == Layout::Nvfp4 && product.layout.is_fast(args.cols as usize) {
         args.scale /= 128.0;
     }
     let grid = ((args.rows as usize).div_ceil(8), count.min(65_535), product.heads);

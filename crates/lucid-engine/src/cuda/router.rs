@@ -18,12 +18,8 @@ pub struct Routes {
     chosen: Buffer,
     /// `[tokens, per_token]` f32
     pub weights: Buffer,
-    /// `[experts + 1]` u32
-    first: Buffer,
-    /// `[experts + 1]` u32
-    visitors: Buffer,
-    /// `[experts + 2]` u32
-    active: Buffer,
+    /// `[experts + 1]`: expert, first visit, visits, nothing; u32 each
+    slots: Buffer,
     /// `[visits]` u32
     tokens: Buffer,
     /// `[tokens, per_token]` u32
@@ -59,9 +55,7 @@ impl Routes {
             logits: words(tokens * experts)?,
             chosen: words(tokens * per_token)?,
             weights: words(tokens * per_token)?,
-            first: words(experts + 1)?,
-            visitors: words(experts + 1)?,
-            active: words(experts + 2)?,
+            slots: words(4 * (experts + 1))?,
             tokens: words(tokens * (per_token + 1))?,
             places: words(tokens * per_token)?,
             args: RoutingArgs {
@@ -84,23 +78,25 @@ impl Routes {
             (self.logits.address(), self.chosen.address(), self.weights.address());
         let shared = 4 * (2 * args.experts + args.groups) as usize;
         launch!(gpu, kernels.route, (count, 1, 1), 32, shared; args, logits, bias, chosen, weights)?;
-        let VisitsArgs { first, visitors, active, tokens, .. } = self.visits();
+        let VisitsArgs { slots, tokens, .. } = self.visits();
         let (tokens_of_step, places) = (count as u32, self.places.address());
         let shared = list_bytes(args.experts as usize, count * args.per_token as usize);
         launch!(gpu, kernels.group_visits, (1, 1, 1), 1024, shared;
-            args, chosen, tokens_of_step, first, visitors, active, tokens, places)
+            args, chosen, tokens_of_step, slots, tokens, places)
     }
 
     /// The lists, as the experts' kernels take them.
     #[must_use]
     pub fn visits(&self) -> VisitsArgs {
-        VisitsArgs {
-            first: self.first.address(),
-            visitors: self.visitors.address(),
-            active: self.active.address(),
-            tokens: self.tokens.address(),
-            count: 0,
-        }
+        VisitsArgs { slots: self.slots.address(), tokens: self.tokens.address(), count: 0 }
+    }
+
+    /// Experts that the last step used, the shared one included.
+    #[cfg(test)]
+    pub fn active(&self, gpu: &Gpu) -> usize {
+        let mut slots = vec![0u32; 4 * (self.args.experts as usize + 1)];
+        gpu.read(&mut slots, self.slots.address()).unwrap();
+        slots.chunks(4).filter(|slot| slot[2] > 0).count()
     }
 
     /// Experts that `count` tokens visit at the most, the shared one included.

@@ -1,17 +1,17 @@
-//! The weights in the GPU's memory, packed as the checkpoint stores them; copied once, at load.
+//! The weights in the GPU's memory, with the bits that the checkpoint stores; copied once, at load.
 
 use lucid_checkpoint::{Matrix, Packed};
 
-use super::driver::{Address, Buffer, Gpu};
-use super::kernels::{ExpertWeightArgs, Order};
+use super::driver::{Address, Buffer, Gpu, launch};
+use super::kernels::{ExpertWeightArgs, Kernels, Order};
 use crate::Error;
 use crate::weights::{self, FeedForward as HostFeedForward, Mlp as HostMlp, Query as HostQuery};
 
 /// A weight matrix.
 pub struct DeviceMatrix {
-    /// `[rows, cols]` packed.
+    /// `[rows, cols]` packed as stored; NVFP4 that the tensor-core kernels take: in tiles, with the scales inside.
     pub values: Buffer,
-    /// NVFP4's block scales.
+    /// NVFP4's block scales, if they are apart.
     pub scales: Option<Buffer>,
     /// What sums are multiplied with.
     pub global_scale: f32,
@@ -46,17 +46,23 @@ impl Layout {
         }
     }
 
+    /// The kernels' number for a matrix with so many columns: NVFP4 that the tensor-core kernels take is tiled.
+    #[must_use]
+    pub fn number(self, cols: usize) -> i32 {
+        if self == Layout::Nvfp4 && self.is_fast(cols) { 5 } else { self as i32 }
+    }
+
     /// The order in which products with such a matrix take their vectors.
     #[must_use]
     pub fn order(self, cols: usize) -> Order {
         if self == Layout::Nvfp4 && self.is_fast(cols) { Order::Nvfp4 } else { Order::Natural }
     }
 
-    /// Warps that share a row: a power of two, by shape alone, so that the order of sums is too.
+    /// How many of a block's `warps` share a row: a power of two, by shape alone, so that the order of sums is too.
     #[must_use]
-    pub fn slices(self, cols: usize) -> usize {
+    pub fn slices(self, cols: usize, warps: usize) -> usize {
         let (step, steps_per_warp) = if self == Layout::Nvfp4 { (128, 4) } else { (32, 8) };
-        let wanted = (cols / step / steps_per_warp).clamp(1, 8);
+        let wanted = (cols / step / steps_per_warp).clamp(1, warps);
         1 << wanted.ilog2()
     }
 }
@@ -88,16 +94,24 @@ impl DeviceMatrix {
     ///
     /// # Errors
     /// When it doesn't fit.
-    pub fn upload(gpu: &Gpu, matrix: &Matrix) -> Result<DeviceMatrix, Error> {
+    pub fn upload(gpu: &Gpu, kernels: &Kernels, matrix: &Matrix) -> Result<DeviceMatrix, Error> {
         let stored = stored(matrix);
-        Ok(DeviceMatrix {
-            values: gpu.upload(stored.values)?,
-            scales: if stored.scales.is_empty() { None } else { Some(gpu.upload(stored.scales)?) },
-            global_scale: stored.global_scale,
-            layout: stored.layout,
-            rows: matrix.rows,
-            cols: matrix.cols,
-        })
+        let (layout, rows, cols) = (stored.layout, matrix.rows, matrix.cols);
+        let mut values = gpu.upload(stored.values)?;
+        let mut scales = if stored.scales.is_empty() { None } else { Some(gpu.upload(stored.scales)?) };
+        if let Some(given) = scales.take_if(|_| layout.is_fast(cols)) {
+            let tiles = gpu.allocate(tiled_bytes(rows, cols))?;
+            tile(gpu, kernels, &values, &given, (rows, cols), tiles.address())?;
+            gpu.synchronize()?;
+            values = tiles;
+        }
+        Ok(DeviceMatrix { values, scales, global_scale: stored.global_scale, layout, rows, cols })
+    }
+
+    /// The order in which its products take their vectors.
+    #[must_use]
+    pub fn order(&self) -> Order {
+        self.layout.order(self.cols)
     }
 
     /// Where the scales begin, if there are any.
@@ -116,8 +130,32 @@ pub struct ExpertMatrices {
     pub(super) scale_stride: usize,
 }
 
+/// Bytes of an NVFP4 matrix in tiles of 16 rows by 128 columns (see `numerics.cuh`).
+pub(super) fn tiled_bytes(rows: usize, cols: usize) -> usize {
+    rows.div_ceil(16) * (cols / 128) * 1_152
+}
+
+/// Queues the tiling of an NVFP4 matrix, codes and scales as stored: the same bits in another order.
+fn tile(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    codes: &Buffer,
+    scales: &Buffer,
+    (rows, cols): (usize, usize),
+    tiles: Address,
+) -> Result<(), Error> {
+    let blocks = (rows * cols / 8).div_ceil(256).clamp(1, 65_535);
+    let (codes, scales, rows, cols) = (codes.address(), scales.address(), rows as u32, cols as u32);
+    launch!(gpu, kernels.tile_nvfp4, (blocks, 1, 1), 256, 0; codes, scales, rows, cols, tiles)
+}
+
 impl ExpertMatrices {
-    fn upload(gpu: &Gpu, matrices: &[&Matrix], layout: Layout) -> Result<ExpertMatrices, Error> {
+    fn upload(
+        gpu: &Gpu,
+        kernels: &Kernels,
+        matrices: &[&Matrix],
+        layout: Layout,
+    ) -> Result<ExpertMatrices, Error> {
         let parts: Vec<Stored<'_>> = matrices.iter().map(|matrix| stored(matrix)).collect();
         if let Some((odd, _)) = matrices.iter().zip(&parts).find(|(_, part)| part.layout != layout) {
             return Err(Error::Unsupported {
@@ -125,16 +163,29 @@ impl ExpertMatrices {
                 hint: "all routed experts of a layer must be stored alike, or run it on the processor",
             });
         }
+        let (rows, cols) = matrices.first().map_or((0, 0), |matrix| (matrix.rows, matrix.cols));
+        let tiled = layout == Layout::Nvfp4 && layout.is_fast(cols);
         // Starts of rows stay multiples of 16 bytes.
         let stride = |len: usize| len.next_multiple_of(16);
-        let value_stride = stride(parts.first().map_or(0, |part| part.values.len()));
-        let scale_stride = stride(parts.first().map_or(0, |part| part.scales.len()));
+        let stored_len = parts.first().map_or((0, 0), |part| (part.values.len(), part.scales.len()));
+        let (value_stride, scale_stride) =
+            if tiled { (tiled_bytes(rows, cols), 0) } else { (stride(stored_len.0), stride(stored_len.1)) };
         let values = gpu.allocate(value_stride * parts.len())?;
         let scales = gpu.allocate(scale_stride * parts.len())?;
+        let staging = if tiled { stored_len } else { (0, 0) };
+        let staging = (gpu.allocate(staging.0)?, gpu.allocate(staging.1)?);
         for (i, part) in parts.iter().enumerate() {
-            gpu.write(values.address().offset(i * value_stride), part.values)?;
-            gpu.write(scales.address().offset(i * scale_stride), part.scales)?;
+            let place = values.address().offset(i * value_stride);
+            if tiled {
+                gpu.write(staging.0.address(), part.values)?;
+                gpu.write(staging.1.address(), part.scales)?;
+                tile(gpu, kernels, &staging.0, &staging.1, (rows, cols), place)?;
+            } else {
+                gpu.write(place, part.values)?;
+                gpu.write(scales.address().offset(i * scale_stride), part.scales)?;
+            }
         }
+        gpu.synchronize()?;
         let global_scales: Vec<f32> = parts.iter().map(|part| part.global_scale).collect();
         Ok(ExpertMatrices {
             values,
@@ -181,7 +232,7 @@ impl Mlps {
     ///
     /// # Errors
     /// When they don't fit, or are stored differently.
-    pub fn upload(gpu: &Gpu, mlps: &[&HostMlp]) -> Result<Mlps, Error> {
+    pub fn upload(gpu: &Gpu, kernels: &Kernels, mlps: &[&HostMlp]) -> Result<Mlps, Error> {
         let Some(first) = mlps.first() else {
             return Err(Error::Unsupported {
                 what: "a layer without experts".into(),
@@ -191,9 +242,9 @@ impl Mlps {
         let (gate_layout, down_layout) = (stored(&first.gate).layout, stored(&first.down).layout);
         let all = |of: fn(&HostMlp) -> &Matrix| mlps.iter().map(|mlp| of(mlp)).collect::<Vec<_>>();
         Ok(Mlps {
-            gate: ExpertMatrices::upload(gpu, &all(|mlp| &mlp.gate), gate_layout)?,
-            up: ExpertMatrices::upload(gpu, &all(|mlp| &mlp.up), gate_layout)?,
-            down: ExpertMatrices::upload(gpu, &all(|mlp| &mlp.down), down_layout)?,
+            gate: ExpertMatrices::upload(gpu, kernels, &all(|mlp| &mlp.gate), gate_layout)?,
+            up: ExpertMatrices::upload(gpu, kernels, &all(|mlp| &mlp.up), gate_layout)?,
+            down: ExpertMatrices::upload(gpu, kernels, &all(|mlp| &mlp.down), down_layout)?,
             gate_layout,
             down_layout,
             width: first.gate.rows,
@@ -245,9 +296,24 @@ pub struct Experts {
 /// The second half of a layer.
 pub enum FeedForward {
     /// One MLP.
-    Dense(Mlps),
+    Dense(Box<Mlps>),
     /// A router and its experts.
-    Experts(Experts),
+    Experts(Box<Experts>),
+}
+
+impl FeedForward {
+    /// The orders in which it takes its vectors.
+    #[must_use]
+    pub fn orders(&self) -> Vec<Order> {
+        let mlp = |mlps: &Mlps| mlps.gate_layout.order(mlps.hidden);
+        match self {
+            FeedForward::Dense(mlps) => vec![mlp(mlps)],
+            FeedForward::Experts(experts) => {
+                let shared = experts.shared.as_ref().map(mlp);
+                [experts.router.order(), mlp(&experts.routed)].into_iter().chain(shared).collect()
+            }
+        }
+    }
 }
 
 /// One decoder layer.
@@ -274,13 +340,22 @@ impl Weights {
     ///
     /// # Errors
     /// When they don't fit, or are stored in a way that the kernels can't read.
-    pub fn upload(gpu: &Gpu, host: &weights::Weights, tied: bool) -> Result<Weights, Error> {
+    pub fn upload(
+        gpu: &Gpu,
+        kernels: &Kernels,
+        host: &weights::Weights,
+        tied: bool,
+    ) -> Result<Weights, Error> {
         host.check_gpu_layouts()?;
         Ok(Weights {
-            embed_tokens: DeviceMatrix::upload(gpu, &host.embed_tokens)?,
-            layers: host.layers.iter().map(|layer| upload_layer(gpu, layer)).collect::<Result<_, _>>()?,
+            embed_tokens: DeviceMatrix::upload(gpu, kernels, &host.embed_tokens)?,
+            layers: host
+                .layers
+                .iter()
+                .map(|layer| upload_layer(gpu, kernels, layer))
+                .collect::<Result<_, _>>()?,
             norm: gpu.upload(&host.norm)?,
-            lm_head: if tied { None } else { Some(DeviceMatrix::upload(gpu, &host.lm_head)?) },
+            lm_head: if tied { None } else { Some(DeviceMatrix::upload(gpu, kernels, &host.lm_head)?) },
         })
     }
 
@@ -291,9 +366,9 @@ impl Weights {
     }
 }
 
-fn upload_layer(gpu: &Gpu, layer: &weights::Layer) -> Result<Layer, Error> {
+fn upload_layer(gpu: &Gpu, kernels: &Kernels, layer: &weights::Layer) -> Result<Layer, Error> {
     let attention = &layer.attention;
-    let matrix = |host: &Matrix| DeviceMatrix::upload(gpu, host);
+    let matrix = |host: &Matrix| DeviceMatrix::upload(gpu, kernels, host);
     Ok(Layer {
         input_layernorm: gpu.upload(&layer.input_layernorm)?,
         attention: Attention {
@@ -311,13 +386,19 @@ fn upload_layer(gpu: &Gpu, layer: &weights::Layer) -> Result<Layer, Error> {
         },
         post_attention_layernorm: gpu.upload(&layer.post_attention_layernorm)?,
         feed_forward: match &layer.feed_forward {
-            HostFeedForward::Dense(mlp) => FeedForward::Dense(Mlps::upload(gpu, &[mlp])?),
-            HostFeedForward::Experts(experts) => FeedForward::Experts(upload_experts(gpu, experts)?),
+            HostFeedForward::Dense(mlp) => FeedForward::Dense(Box::new(Mlps::upload(gpu, kernels, &[mlp])?)),
+            HostFeedForward::Experts(experts) => {
+                FeedForward::Experts(Box::new(upload_experts(gpu, kernels, experts)?))
+            }
         },
     })
 }
 
-pub(super) fn upload_experts(gpu: &Gpu, experts: &weights::Experts) -> Result<Experts, Error> {
+pub(super) fn upload_experts(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    experts: &weights::Experts,
+) -> Result<Experts, Error> {
     let mut all: Vec<&HostMlp> = experts.routed.iter().collect();
     let like_routed = |shared: &HostMlp| {
         all.first().is_some_and(|routed| {
@@ -333,10 +414,10 @@ pub(super) fn upload_experts(gpu: &Gpu, experts: &weights::Experts) -> Result<Ex
     let alone = experts.shared.as_ref().filter(|_| !shared_joined);
     all.extend(experts.shared.as_ref().filter(|_| shared_joined));
     Ok(Experts {
-        router: DeviceMatrix::upload(gpu, &experts.router)?,
+        router: DeviceMatrix::upload(gpu, kernels, &experts.router)?,
         bias: experts.bias.as_ref().map(|bias| gpu.upload(bias)).transpose()?,
-        routed: Mlps::upload(gpu, &all)?,
+        routed: Mlps::upload(gpu, kernels, &all)?,
         shared_joined,
-        shared: alone.map(|mlp| Mlps::upload(gpu, &[mlp])).transpose()?,
+        shared: alone.map(|mlp| Mlps::upload(gpu, kernels, &[mlp])).transpose()?,
     })
 }

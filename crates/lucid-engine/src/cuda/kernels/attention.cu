@@ -1,10 +1,11 @@
 // Multi-head latent attention in the absorbed form over a paged cache. LATENT and ROPE come from the compiler's options.
 //
-// The unit of the sums is a page: its scores, its maximum, its weighted sum; pages are then merged in order. Whether pages run
-// one after the other (attend) or side by side (attend_pages, merge_pages) does not change a bit.
+// The unit of the sums is half a page, 32 tokens: its scores, one a lane, its maximum, its weighted sum; units are then merged in
+// order. Whether they run one after the other (attend) or side by side (attend_units, merge_units) does not change a bit.
 
 #define WIDTH (LATENT + ROPE)
 #define PAGE_TOKENS 64
+#define UNIT 32
 
 // One row of a step.
 struct Row {
@@ -12,15 +13,23 @@ struct Row {
     u32 table;  // where its sequence's pages begin in `pages`
 };
 
+// Two neighbouring columns, as they are stored: loads of many go out before the first is unpacked.
 template <typename T>
-__device__ __forceinline__ float2 load_pair(const T* at);
+struct Pair;
 template <>
-__device__ __forceinline__ float2 load_pair<float>(const float* at) { return *(const float2*)at; }
+struct Pair<float> {
+    float2 values;
+    __device__ __forceinline__ void load(const float* at) { values = *(const float2*)at; }
+    __device__ __forceinline__ float2 unpack() const { return values; }
+};
 template <>
-__device__ __forceinline__ float2 load_pair<u16>(const u16* at) {
-    u32 both = *(const u32*)at;
-    return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
-}
+struct Pair<u16> {
+    u32 values;
+    __device__ __forceinline__ void load(const u16* at) { values = *(const u32*)at; }
+    __device__ __forceinline__ float2 unpack() const {
+        return make_float2(__uint_as_float(values << 16), __uint_as_float(values & 0xffff0000u));
+    }
+};
 __device__ __forceinline__ void store_entry(float* at, float x) { *at = x; }
 __device__ __forceinline__ void store_entry(u16* at, float x) { *at = f32_to_bf16(x); }
 
@@ -64,32 +73,41 @@ __device__ __forceinline__ void attention_inputs(const float* entries, const flo
         absorbed[(row * heads + head) * WIDTH + LATENT + k] = rotated(query + nope, angles, interleaved, k);
 }
 
-// A running softmax sum: lane l holds the latent columns 64 i + 2 l and 64 i + 2 l + 1.
-struct Sum {
+// A running softmax sum over N times 64 latent columns: lane l holds columns 64 i + 2 l and 64 i + 2 l + 1.
+template <int N>
+struct Running {
     float maximum, total;
-    float2 acc[LATENT / 64];
+    float2 acc[N];
 };
+typedef Running<LATENT / 64> Sum;
 
-__device__ __forceinline__ void empty(Sum& sum) {
+template <int N>
+__device__ __forceinline__ void empty(Running<N>& sum) {
     sum.maximum = -INFINITY_F;
     sum.total = 0.0f;
 #pragma unroll
-    for (int i = 0; i < LATENT / 64; i++) sum.acc[i] = make_float2(0.0f, 0.0f);
+    for (int i = 0; i < N; i++) sum.acc[i] = make_float2(0.0f, 0.0f);
 }
 
-// The first `count` entries of a page. The warp's query is in registers.
+// The first `count` entries of a unit. The warp's query is in registers.
 template <typename T>
-__device__ __forceinline__ void page_sum(const float2 query[WIDTH / 64], const T* page, u32 count, float scale, Sum& sum) {
+__device__ __forceinline__ void unit_sum(const float2 query[WIDTH / 64], const T* unit, u32 count, float scale, Sum& sum) {
     u32 lane = threadIdx.x % 32;
-    float score[2] = {-INFINITY_F, -INFINITY_F};  // of entries lane and lane + 32
+    float score = -INFINITY_F;  // of entry `lane`
+    unit += 2 * lane;
     for (u32 j = 0; j < count; j += 4) {
+        // The cache has whole pages: entries past `count` can be read, and are not used.
+        Pair<T> pairs[4][WIDTH / 64];
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+#pragma unroll
+            for (int i = 0; i < WIDTH / 64; i++) pairs[e][i].load(unit + (j + e) * WIDTH + 64 * i);
         float dot[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (int i = 0; i < WIDTH / 64; i++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                // The cache has whole pages: entries past `count` can be read, and are not used.
-                float2 value = load_pair(page + (j + e) * WIDTH + 64 * i + 2 * lane);
+                float2 value = pairs[e][i].unpack();
                 dot[e] = fmaf(query[i].x, value.x, dot[e]);
                 dot[e] = fmaf(query[i].y, value.y, dot[e]);
             }
@@ -97,39 +115,55 @@ __device__ __forceinline__ void page_sum(const float2 query[WIDTH / 64], const T
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             float total = warp_sum(dot[e]) * scale;
-            if (j + e < count && lane == (j + e) % 32) score[(j + e) / 32] = total;
+            if (lane == j + e && lane < count) score = total;
         }
     }
-    sum.maximum = warp_max(fmaxf(score[0], score[1]));
-    // A page's maximum is finite, or all is NaN and stays NaN.
-    float weight[2];
-    weight[0] = lane < count ? expf(score[0] - sum.maximum) : 0.0f;
-    weight[1] = lane + 32 < count ? expf(score[1] - sum.maximum) : 0.0f;
-    sum.total = warp_sum(weight[0] + weight[1]);
+    sum.maximum = warp_max(score);
+    // The maximum is finite, or all is NaN and stays NaN.
+    float weight = lane < count ? expf(score - sum.maximum) : 0.0f;
+    sum.total = warp_sum(weight);
 #pragma unroll
     for (int i = 0; i < LATENT / 64; i++) sum.acc[i] = make_float2(0.0f, 0.0f);
-#pragma unroll 2
-    for (u32 j = 0; j < count; j++) {
-        float p = __shfl_sync(~0u, j < 32 ? weight[0] : weight[1], j % 32);
+    for (u32 j = 0; j < count; j += 4) {
+        Pair<T> pairs[4][LATENT / 64];
 #pragma unroll
-        for (int i = 0; i < LATENT / 64; i++) {
-            float2 value = load_pair(page + j * WIDTH + 64 * i + 2 * lane);
-            sum.acc[i].x = fmaf(p, value.x, sum.acc[i].x);
-            sum.acc[i].y = fmaf(p, value.y, sum.acc[i].y);
+        for (int e = 0; e < 4; e++)
+#pragma unroll
+            for (int i = 0; i < LATENT / 64; i++) pairs[e][i].load(unit + (j + e) * WIDTH + 64 * i);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            float p = __shfl_sync(~0u, weight, j + e);
+            // What was never written may be NaN, even under a weight of 0.
+            if (j + e < count) {
+#pragma unroll
+                for (int i = 0; i < LATENT / 64; i++) {
+                    float2 value = pairs[e][i].unpack();
+                    sum.acc[i].x = fmaf(p, value.x, sum.acc[i].x);
+                    sum.acc[i].y = fmaf(p, value.y, sum.acc[i].y);
+                }
+            }
         }
     }
 }
 
+// Where unit i of a row begins.
+template <typename T>
+__device__ __forceinline__ const T* unit_of(const T* cache, const u32* pages, const Row& row, u32 i) {
+    u64 page = pages[row.table + i / (PAGE_TOKENS / UNIT)];
+    return cache + (page * PAGE_TOKENS + i % (PAGE_TOKENS / UNIT) * UNIT) * WIDTH;
+}
+
 // Milakov & Gimelshein 2018, arXiv:1805.02867.
-__device__ __forceinline__ void merge(Sum& into, const Sum& page) {
-    float maximum = fmaxf(into.maximum, page.maximum);
-    float old_scale = expf(into.maximum - maximum), new_scale = expf(page.maximum - maximum);
+template <int N>
+__device__ __forceinline__ void merge(Running<N>& into, const Running<N>& unit) {
+    float maximum = fmaxf(into.maximum, unit.maximum);
+    float old_scale = expf(into.maximum - maximum), new_scale = expf(unit.maximum - maximum);
     into.maximum = maximum;
-    into.total = fmaf(into.total, old_scale, page.total * new_scale);
+    into.total = fmaf(into.total, old_scale, unit.total * new_scale);
 #pragma unroll
-    for (int i = 0; i < LATENT / 64; i++) {
-        into.acc[i].x = fmaf(into.acc[i].x, old_scale, page.acc[i].x * new_scale);
-        into.acc[i].y = fmaf(into.acc[i].y, old_scale, page.acc[i].y * new_scale);
+    for (int i = 0; i < N; i++) {
+        into.acc[i].x = fmaf(into.acc[i].x, old_scale, unit.acc[i].x * new_scale);
+        into.acc[i].y = fmaf(into.acc[i].y, old_scale, unit.acc[i].y * new_scale);
     }
 }
 
@@ -148,10 +182,10 @@ __device__ __forceinline__ void finish(const Sum& sum, u64 row, u32 head, u32 he
 __device__ __forceinline__ void load_query(const float* queries, u64 row, u32 head, u32 heads, float2 query[WIDTH / 64]) {
 #pragma unroll
     for (int i = 0; i < WIDTH / 64; i++)
-        query[i] = load_pair(queries + (row * heads + head) * WIDTH + 64 * i + 2 * (threadIdx.x % 32));
+        query[i] = *(const float2*)(queries + (row * heads + head) * WIDTH + 64 * i + 2 * (threadIdx.x % 32));
 }
 
-// Pages one after the other. grid (heads / 8, rows), 256 threads: a warp a head.
+// Units one after the other. grid (heads / 8, rows), 256 threads: a warp a head.
 template <typename T>
 __device__ __forceinline__ void attend(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,
                                        const T* cache, int order, u16* out) {
@@ -161,56 +195,56 @@ __device__ __forceinline__ void attend(const float* queries, u32 heads, float sc
     float2 query[WIDTH / 64];
     load_query(queries, row, head, heads, query);
     u32 visible = rows[row].position + 1;
-    Sum sum, page;
+    Sum sum, unit;
     empty(sum);
-    for (u32 i = 0; i * PAGE_TOKENS < visible; i++) {
-        const T* values = cache + (u64)pages[rows[row].table + i] * PAGE_TOKENS * WIDTH;
-        page_sum(query, values, min(PAGE_TOKENS, visible - i * PAGE_TOKENS), scale, page);
-        merge(sum, page);
+    for (u32 i = 0; i * UNIT < visible; i++) {
+        unit_sum(query, unit_of(cache, pages, rows[row], i), min(UNIT, visible - i * UNIT), scale, unit);
+        merge(sum, unit);
     }
     finish(sum, row, head, heads, order, out);
 }
 
-// Pages side by side. grid (pages, heads / 8, rows); partial: [rows, heads, pages, 2 + LATENT].
+// Units side by side. grid (units, heads / 8, rows); partial: [rows, heads, units, 2 + LATENT].
 #define PARTIAL (LATENT + 2)
 template <typename T>
-__device__ __forceinline__ void attend_pages(const float* queries, u32 heads, float scale, const Row* rows,
+__device__ __forceinline__ void attend_units(const float* queries, u32 heads, float scale, const Row* rows,
                                              const u32* pages, const T* cache, float* partial) {
     u64 row = blockIdx.z;
     u32 head = blockIdx.y * 8 + threadIdx.x / 32, i = blockIdx.x, lane = threadIdx.x % 32;
     u32 visible = rows[row].position + 1;
-    if (head >= heads || i * PAGE_TOKENS >= visible) return;
+    if (head >= heads || i * UNIT >= visible) return;
     float2 query[WIDTH / 64];
     load_query(queries, row, head, heads, query);
-    const T* values = cache + (u64)pages[rows[row].table + i] * PAGE_TOKENS * WIDTH;
-    Sum page;
-    page_sum(query, values, min(PAGE_TOKENS, visible - i * PAGE_TOKENS), scale, page);
+    Sum unit;
+    unit_sum(query, unit_of(cache, pages, rows[row], i), min(UNIT, visible - i * UNIT), scale, unit);
     float* out = partial + ((row * heads + head) * gridDim.x + i) * PARTIAL;
-    if (lane == 0) *(float2*)out = make_float2(page.maximum, page.total);
+    if (lane == 0) *(float2*)out = make_float2(unit.maximum, unit.total);
 #pragma unroll
-    for (int c = 0; c < LATENT / 64; c++) *(float2*)(out + 2 + 64 * c + 2 * lane) = page.acc[c];
+    for (int c = 0; c < LATENT / 64; c++) *(float2*)(out + 2 + 64 * c + 2 * lane) = unit.acc[c];
 }
 
-// grid (heads / 8, rows), 256 threads.
-extern "C" __global__ void merge_pages(const float* partial, u32 heads, u32 pages, const Row* rows, int order,
-                                       u16* out) {
+// The same merges, for 64 columns a warp. grid (heads, rows), 256 threads.
+extern "C" __global__ void merge_units(const float* partial, u32 heads, u32 units, const Row* rows, int order, u16* out) {
     u64 row = blockIdx.y;
-    u32 head = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (head >= heads) return;
-    u32 count = rows[row].position / PAGE_TOKENS + 1;
-    Sum sum, page;
-    empty(sum);
-#pragma unroll 4
-    for (u32 i = 0; i < count; i++) {
-        const float* in = partial + ((row * heads + head) * pages + i) * PARTIAL;
-        float2 head_of = *(const float2*)in;
-        page.maximum = head_of.x;
-        page.total = head_of.y;
-#pragma unroll
-        for (int c = 0; c < LATENT / 64; c++) page.acc[c] = *(const float2*)(in + 2 + 64 * c + 2 * lane);
-        merge(sum, page);
+    u32 head = blockIdx.x, lane = threadIdx.x % 32, width = heads * LATENT;
+    u32 count = rows[row].position / UNIT + 1;
+    partial += (row * heads + head) * units * PARTIAL;
+    out += row * TERMS * width;
+    for (u32 column = threadIdx.x / 32 * 64 + 2 * lane; column < LATENT; column += blockDim.x * 2) {
+        Running<1> sum, unit;
+        empty(sum);
+#pragma unroll 8
+        for (u32 i = 0; i < count; i++) {
+            const float* in = partial + i * PARTIAL;
+            float2 head_of = *(const float2*)in;
+            unit.maximum = head_of.x;
+            unit.total = head_of.y;
+            unit.acc[0] = *(const float2*)(in + 2 + column);
+            merge(sum, unit);
+        }
+        store_split(out, width, order, head * LATENT + column, sum.acc[0].x / sum.total);
+        store_split(out, width, order, head * LATENT + column + 1, sum.acc[0].y / sum.total);
     }
-    finish(sum, row, head, heads, order, out);
 }
 
 #define ATTENTION(SUFFIX, T)                                                                                             \
@@ -227,9 +261,9 @@ extern "C" __global__ void merge_pages(const float* partial, u32 heads, u32 page
         attend(queries, heads, scale, rows, pages, cache, order, out);                                                   \
     }                                                                                                                    \
     extern "C" __global__ void __launch_bounds__(256)                                                                    \
-        attend_pages_##SUFFIX(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,           \
+        attend_units_##SUFFIX(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,           \
                               const T* cache, float* partial) {                                                          \
-        attend_pages(queries, heads, scale, rows, pages, cache, partial);                                                \
+        attend_units(queries, heads, scale, rows, pages, cache, partial);                                                \
     }
 ATTENTION(f32, float)
 ATTENTION(bf16, u16)

@@ -3,5 +3,5 @@ extern "C" __global__ void embed(int layout, const u8* values, const u8* scales,
                                  const u32* tokens, float* hidden) {
     u64 row = tokens[blockIdx.x];
     for (u32 k = threadIdx.x; k < width; k += blockDim.x)
-        hidden[(u64)blockIdx.x * width + k] = decode(layout, values, scales, row * width + k) * global_scale;
+        hidden[(u64)blockIdx.x * width + k] = decode(layout, values, scales, row, k, width) * global_scale;
 }

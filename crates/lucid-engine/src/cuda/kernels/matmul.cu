@@ -44,60 +44,63 @@ extern "C" __global__ void matmul_plain(Product p, u32 count) {
         const u16* x = p.x + at * TERMS * p.x_width + head * p.x_head;
         float sum = 0.0f;
         for (u32 k = threadIdx.x % 32; k < p.cols; k += 32)
-            sum = fmaf(decode(p.layout, p.values, p.scales, weight_row * p.cols + k),
+            sum = fmaf(decode(p.layout, p.values, p.scales, weight_row, k, p.cols),
                        load_split(x, p.x_width, p.order, k), sum);
         sum = warp_sum(sum);
         if (threadIdx.x % 32 == 0) store_product(p, vector, head, row, sum * p.scale);
     }
 }
 
+// The ring's memory serves the partial sums afterwards.
+template <int NT>
+union MatmulMemory {
+    Nvfp4Ring<3> nvfp4;
+    Bf16Ring bf16;
+    Partial<NT> partial;
+};
+
 template <int NT>
 __device__ __forceinline__ void matmul_block(const Product& p, u32 block, u32 count) {
-    __shared__ Partial<1, NT> partial;
+    __shared__ MatmulMemory<NT> memory;
     const u32 capacity = NT * 8 / TERMS;
     u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
     u32 slices = p.slices, tiles_per_block = WARPS / slices;
     u32 head = blockIdx.z;
     u32 first_row = (block * tiles_per_block + warp / slices) * 16;
-    // Rows past the end repeat the last one and are not stored.
-    u64 low = p.row_first + (u64)head * p.row_head + min(first_row + g, p.rows - 1);
-    u64 high = p.row_first + (u64)head * p.row_head + min(first_row + g + 8, p.rows - 1);
-    u32 step = p.layout == NVFP4 ? 128 : 32;
+    bool nvfp4 = p.layout == NVFP4_TILED;
+    u32 step = nvfp4 ? 128 : 32;
     u32 per_slice = (p.cols / step + slices - 1) / slices * step;
     u32 first = warp % slices * per_slice, last = min(first + per_slice, p.cols);
-    Rows rows;
-    if (p.layout == NVFP4) {
-        rows = Rows{p.values + low * (p.cols / 2), p.values + high * (p.cols / 2), p.scales + low * (p.cols / 16),
-                    p.scales + high * (p.cols / 16)};
-    } else {
-        rows = Rows{p.values + low * p.cols * 2, p.values + high * p.cols * 2, 0, 0};
-    }
+    // Rows past the end repeat the last one and are not stored; heads of tiled weights begin at multiples of 16.
+    u64 head_row = p.row_first + (u64)head * p.row_head;
+    u64 low = head_row + min(first_row + g, p.rows - 1), high = head_row + min(first_row + g + 8, p.rows - 1);
+    Rows rows{p.values + low * p.cols * 2, p.values + high * p.cols * 2};
+    const u8* tiles = p.values + (head_row + min(first_row, p.rows - 1)) / 16 * (p.cols / 128) * TILE_BYTES;
     for (u32 base = blockIdx.y * capacity; base < count; base += gridDim.y * capacity) {
+        if (nvfp4)
+            start(memory.nvfp4, tiles, first, last);
+        else
+            start(memory.bf16, rows, first, last);
         u32 here = min(capacity, count - base);
         Columns<NT> columns;
-#pragma unroll
-        for (int n = 0; n < NT; n++) {
-            u32 column = n * 8 + g, vector = column / TERMS;
-            columns.x[n] = 0;
-            if (vector < here) {
-                u64 at = p.gather ? p.gather[base + vector] : base + vector;
-                columns.x[n] = p.x + (at * TERMS + column % TERMS) * p.x_width + head * p.x_head;
-            }
-        }
-        Accumulators<1, NT> acc;
+        find_columns(columns, here, p.x_width, [&](u32 v) {
+            u64 at = p.gather ? p.gather[base + v] : base + v;
+            return p.x + at * TERMS * p.x_width + head * p.x_head;
+        });
+        Accumulators<NT> acc;
         acc.clear();
-        if (p.layout == NVFP4) {
-            accumulate_nvfp4<1, NT, 2>(&rows, columns, TILES(here * TERMS), first, last, acc);
-        } else {
-            accumulate_bf16<NT, 4>(rows, columns, TILES(here * TERMS), first, last, acc);
-        }
-        store_partial(partial, acc);
+        if (nvfp4)
+            accumulate(memory.nvfp4, tiles, columns, TILES(here * TERMS), first, last, acc);
+        else
+            accumulate(memory.bf16, rows, columns, TILES(here * TERMS), first, last, acc);
+        __syncthreads();
+        store_partial(memory.partial, acc);
         __syncthreads();
         for (u32 i = threadIdx.x; i < tiles_per_block * 16 * here; i += blockDim.x) {
             u32 row = i % 16, tile = i / 16 % tiles_per_block, vector = i / 16 / tiles_per_block;
             u32 out = (block * tiles_per_block + tile) * 16 + row;
             if (out < p.rows) {
-                float sum = sum_partial(partial, tile * slices, slices, 0, row, vector);
+                float sum = sum_partial(memory.partial, tile * slices, slices, row, vector);
                 store_product(p, base + vector, head, out, sum * p.scale);
             }
         }
@@ -106,13 +109,13 @@ __device__ __forceinline__ void matmul_block(const Product& p, u32 block, u32 co
 }
 
 // grid (row blocks of a, then of b; vector groups; heads), 256 threads. Two products that read the same vectors share a launch.
-#define MATMUL(NAME, NT)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(256) NAME(Product a, Product b, u32 a_blocks, u32 count) {    \
-        if (blockIdx.x < a_blocks)                                                                             \
-            matmul_block<NT>(a, blockIdx.x, count);                                                            \
-        else                                                                                                   \
-            matmul_block<NT>(b, blockIdx.x - a_blocks, count);                                                 \
+#define MATMUL(NAME, NT, BLOCKS)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(Product a, Product b, u32 a_blocks, u32 count) { \
+        if (blockIdx.x < a_blocks)                                                                                     \
+            matmul_block<NT>(a, blockIdx.x, count);                                                                    \
+        else                                                                                                           \
+            matmul_block<NT>(b, blockIdx.x - a_blocks, count);                                                         \
     }
-MATMUL(matmul_2, 1)   // up to 2 vectors at a time
-MATMUL(matmul_8, 3)   // up to 8
-MATMUL(matmul_16, 6)  // up to 16
+MATMUL(matmul_2, 1, 3)   // up to 2 vectors at a time
+MATMUL(matmul_8, 3, 2)   // up to 8
+MATMUL(matmul_16, 6, 1)  // up to 16

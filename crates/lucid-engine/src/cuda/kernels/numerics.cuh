@@ -12,7 +12,7 @@ typedef unsigned long long u64;
 #define NAN_F __int_as_float(0x7fc00000)
 
 // Layouts, as `Layout` in weights.rs numbers them.
-enum { F32 = 0, F16 = 1, BF16 = 2, F8_E4M3 = 3, NVFP4 = 4 };
+enum { F32 = 0, F16 = 1, BF16 = 2, F8_E4M3 = 3, NVFP4 = 4, NVFP4_TILED = 5 };
 
 __device__ __forceinline__ float bf16_to_f32(u16 bits) { return __uint_as_float((u32)bits << 16); }
 
@@ -42,14 +42,58 @@ __device__ __forceinline__ float e2m1_to_f32(u32 code) {
     return __uint_as_float(__float_as_uint(magnitude) | (code & 8) << 28);
 }
 
-// Element `at` of a row-major matrix, without its global scale. NVFP4 columns are a multiple of 16.
-__device__ __forceinline__ float decode(int layout, const u8* values, const u8* scales, u64 at) {
+// NVFP4 for the tensor-core kernels: the same bits in tiles of 16 rows by 128 columns, 1,152 bytes each, in the order in which a
+// warp takes them: three contiguous reads a step. Lane 4 g + t has columns 32 t to 32 t + 31 of rows g and g + 8.
+//   0: [32 lanes][4] words of row g;  512: the same of row g + 8;  1024: [32 lanes] scales: two of row g, two of row g + 8
+// Tiles stand by columns, then by rows; rows past the last are zero.
+#define TILE_BYTES 1152
+
+// The bits of each word of eight codes stand so that few instructions unpack them. In each half of the word (codes 0 to 3, 4 to
+// 7), with a code's bits as s (sign) and a, b, c:
+//   15 14 13 12 11 10  9  8  7  6  5  4  3  2  1  0
+//   s0 s3 a3 s1 b3 c3 s2 a0 b0 c0 a1 b1 c1 a2 b2 c2
+__device__ __forceinline__ u32 interleave(u32 codes) {
+    u32 s = codes & 0x88888888u, m = codes & 0x77777777u;
+    u32 word = 0;
+#pragma unroll
+    for (int half = 0; half < 32; half += 16) {
+        u32 sign = s >> half & 0xffff, bits = m >> half & 0xffff;
+        u32 three = bits >> 12;
+        word |= ((sign >> 3 & 1) << 15 | (sign >> 15 & 1) << 14 | (three >> 2 & 1) << 13 | (sign >> 7 & 1) << 12 |
+                 (three & 3) << 10 | (sign >> 11 & 1) << 9 | (bits & 7) << 6 | (bits >> 4 & 7) << 3 | (bits >> 8 & 7))
+                << half;
+    }
+    return word;
+}
+
+// Code i of an interleaved word, as E2M1 has it.
+__device__ __forceinline__ u32 interleaved_code(u32 word, u32 i) {
+    u32 half = word >> (i / 4 * 16);
+    switch (i % 4) {
+        case 0: return half >> 12 & 8 | half >> 6 & 7;
+        case 1: return half >> 9 & 8 | half >> 3 & 7;
+        case 2: return half >> 6 & 8 | half & 7;
+        default: return half >> 11 & 8 | half >> 11 & 4 | half >> 10 & 3;
+    }
+}
+
+__device__ __forceinline__ float decode_tiled(const u8* values, u64 row, u32 k, u32 cols) {
+    const u8* tile = values + (row / 16 * (cols / 128) + k / 128) * TILE_BYTES;
+    u32 high = row % 16 / 8, lane = row % 8 * 4 + k % 128 / 32;
+    u32 word = ((const u32*)(tile + 512 * high))[4 * lane + k % 32 / 8];
+    return e2m1_to_f32(interleaved_code(word, k % 8)) * e4m3_to_f32(tile[1024 + 4 * lane + 2 * high + k % 32 / 16]);
+}
+
+// One element of a matrix with `cols` columns, without its global scale. NVFP4 columns are a multiple of 16.
+__device__ __forceinline__ float decode(int layout, const u8* values, const u8* scales, u64 row, u32 k, u32 cols) {
+    u64 at = row * cols + k;
     switch (layout) {
         case F32: return ((const float*)values)[at];
         case F16: return f16_to_f32(((const u16*)values)[at]);
         case BF16: return bf16_to_f32(((const u16*)values)[at]);
         case F8_E4M3: return e4m3_to_f32(values[at]);
-        default: return e2m1_to_f32(values[at / 2] >> 4 * (at % 2) & 15) * e4m3_to_f32(scales[at / 16]);
+        case NVFP4: return e2m1_to_f32(values[at / 2] >> 4 * (at % 2) & 15) * e4m3_to_f32(scales[at / 16]);
+        default: return decode_tiled(values, row, k, cols);
     }
 }
 

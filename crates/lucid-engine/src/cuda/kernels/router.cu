@@ -18,6 +18,23 @@ __device__ __forceinline__ bool better(float a, u32 i, float b, u32 j) {
     return a > b || (a == b && i < j);
 }
 
+// A number that orders as the scores do; NaN comes last, and -0 equals 0.
+__device__ __forceinline__ u32 key(float score) {
+    if (score != score) return 0;
+    u32 bits = __float_as_uint(score + 0.0f);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// The best of the experts lane, lane + 32, …; at equal scores the lowest.
+__device__ __forceinline__ void best_of_lane(const float* choice, u32 experts, u32& best, u32& at) {
+    best = 0;
+    at = ~0u;
+    for (u32 e = threadIdx.x; e < experts; e += 32) {
+        u32 score = key(choice[e]);
+        if (score > best || at == ~0u) best = score, at = e;
+    }
+}
+
 // One warp a token. logits [tokens, experts]; chosen, weights [tokens, per_token], best first.
 // Shared memory: 2 * experts + groups floats.
 extern "C" __global__ void route(Routing r, const float* logits, const float* bias, u32* chosen, float* weights) {
@@ -68,21 +85,18 @@ extern "C" __global__ void route(Routing r, const float* logits, const float* bi
         }
         __syncwarp();
     }
+    // Each lane knows the best of its own experts; only the lane that loses one looks again.
+    u32 mine = 0, at = ~0u;
+    best_of_lane(choice, r.experts, mine, at);
     float sum = 0.0f;
     for (u32 i = 0; i < r.per_token; i++) {
-        float best = NAN_F;
-        u32 best_at = ~0u;
-        for (u32 e = lane; e < r.experts; e += 32)
-            if (better(choice[e], e, best, best_at)) best = choice[e], best_at = e;
-        for (int step = 16; step > 0; step /= 2) {
-            float other = __shfl_xor_sync(~0u, best, step);
-            u32 other_at = __shfl_xor_sync(~0u, best_at, step);
-            if (better(other, other_at, best, best_at)) best = other, best_at = other_at;
-        }
+        u32 highest_key = __reduce_max_sync(~0u, mine);
+        u32 best_at = __reduce_min_sync(~0u, mine == highest_key ? at : ~0u);
         sum += scores[best_at];
-        if (lane == 0) {
+        if (best_at == at) {
             chosen[i] = best_at;
             choice[best_at] = -INFINITY_F;
+            best_of_lane(choice, r.experts, mine, at);
         }
         __syncwarp();
     }
@@ -95,21 +109,22 @@ extern "C" __global__ void route(Routing r, const float* logits, const float* bi
 
 // The lists of all experts, by one block of 1,024 threads. Visits stand by expert, then by token, so every step has one order.
 //
-// first, count: [experts + 1]; active: [1 + experts + 1], active[0] is how many follow; tokens: [visits]: who visits;
-// places: [tokens, per_token]: where a route's visit stands. Visits of the shared expert come last, by token.
+// slots: [experts + 1]: the experts that somebody visits, as Visit (see experts.cu); the rest has count 0. tokens: [visits]: who
+// visits; places: [tokens, per_token]: where a route's visit stands. The shared expert is the first slot, for it has the most to
+// do; its visits come last, by token.
 // Shared memory: experts + 1 words, and the chosen experts (tokens * per_token halves).
-extern "C" __global__ void __launch_bounds__(1024) group_visits(Routing r, const u32* chosen, u32 count, u32* first,
-                                                                u32* visitors, u32* active, u32* tokens, u32* places) {
+extern "C" __global__ void __launch_bounds__(1024) group_visits(Routing r, const u32* chosen, u32 count, uint4* slots,
+                                                                u32* tokens, u32* places) {
     extern __shared__ u32 words[];
     u32* starts = words;
     u16* routes = (u16*)(words + r.experts + 1);
     u32 total = count * r.per_token;
     for (u32 i = threadIdx.x; i < total; i += blockDim.x) routes[i] = chosen[i];
+    for (u32 i = threadIdx.x; i <= r.experts; i += blockDim.x) slots[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
     for (u32 e = threadIdx.x; e < r.experts; e += blockDim.x) {
         u32 visits = 0;
         for (u32 i = 0; i < total; i++) visits += routes[i] == e;
-        visitors[e] = visits;
         starts[e] = visits;
     }
     __syncthreads();
@@ -117,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(1024) group_visits(Routing r, const
         // Exclusive prefix sums and the list of experts that anybody visits, 32 experts at a time.
         u32 lane = threadIdx.x, running = 0, used = 0;
         if (r.shared) {
-            if (lane == 0) active[1] = r.experts, first[r.experts] = total, visitors[r.experts] = count;
+            if (lane == 0) slots[0] = make_uint4(r.experts, total, count, 0);
             used = 1;
         }
         for (u32 base = 0; base < r.experts; base += 32) {
@@ -126,18 +141,16 @@ extern "C" __global__ void __launch_bounds__(1024) group_visits(Routing r, const
                 u32 left = __shfl_up_sync(~0u, sum, step);
                 if (lane >= step) sum += left;
             }
-            u32 any = __ballot_sync(~0u, mine > 0);
-            if (e < r.experts) starts[e] = first[e] = running + sum - mine;
-            if (mine > 0) active[1 + used + __popc(any & ((1u << lane) - 1))] = e;
+            u32 any = __ballot_sync(~0u, mine > 0), before = running + sum - mine;
+            if (e < r.experts) starts[e] = before;
+            if (mine > 0) slots[used + __popc(any & ((1u << lane) - 1))] = make_uint4(e, before, mine, 0);
             running += __shfl_sync(~0u, sum, 31);
             used += __popc(any);
         }
-        if (lane == 0) active[0] = used;
     }
     __syncthreads();
     for (u32 e = threadIdx.x; e < r.experts; e += blockDim.x) {
         u32 at = starts[e];
-        if (visitors[e] == 0) continue;
         for (u32 i = 0; i < total; i++) {
             if (routes[i] == e) {
                 tokens[at] = i / r.per_token;

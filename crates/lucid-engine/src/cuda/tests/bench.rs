@@ -18,6 +18,7 @@ use crate::cuda::matmul::{Product, multiply};
 use crate::cuda::router::Routes;
 use crate::cuda::weights::{
     Attention, DeviceMatrix, ExpertMatrices, Experts, FeedForward, Layer, Layout, Mlps, Query, Weights,
+    tiled_bytes,
 };
 use crate::kv_cache::{PAGE_TOKENS, PagePool};
 use crate::{Mode, Semantics, SemanticsOptions};
@@ -29,37 +30,32 @@ const HEADS: usize = 64;
 const VOCAB: usize = 163_840;
 const CONTEXT: usize = 1_024;
 
-/// Random bytes on the GPU, from which large buffers are filled.
+/// Random values on the GPU, from which large buffers are filled.
 struct Noise {
     bf16: Buffer,
-    nibbles: Buffer,
-    scales: Buffer,
-    len: usize,
+    tiles: Buffer,
 }
 
 impl Noise {
     fn new(gpu: &Gpu) -> Noise {
-        // A length that no weight's is a multiple of, so that matrices differ.
-        let len = (16 << 20) + 4_096 + 16;
+        // Whole tiles; a length that no weight's is a multiple of, so that matrices differ.
+        let len = 1_152 * 14_593;
         let mut random = Random::new(5);
         let spread = (3.0 / HIDDEN as f32).sqrt();
         let bf16: Vec<u16> =
             (0..len / 2).map(|_| ((random.number() * spread).to_bits() >> 16) as u16).collect();
-        let nibbles: Vec<u64> = (0..len / 8).map(|_| random.word()).collect();
-        let scales: Vec<u8> = (0..len).map(|_| 0x30 + (random.word() % 16) as u8).collect();
-        Noise {
-            bf16: gpu.upload(&bf16).unwrap(),
-            nibbles: gpu.upload(&nibbles).unwrap(),
-            scales: gpu.upload(&scales).unwrap(),
-            len,
-        }
+        // Any code; scales from 0.5 to 1.9.
+        let tiles: Vec<u8> = (0..len)
+            .map(|i| if i % 1_152 < 1_024 { random.word() as u8 } else { 0x30 + (random.word() % 16) as u8 })
+            .collect();
+        Noise { bf16: gpu.upload(&bf16).unwrap(), tiles: gpu.upload(&tiles).unwrap() }
     }
 
     fn fill(&self, gpu: &Gpu, from: &Buffer, bytes: usize) -> Buffer {
         let buffer = gpu.allocate(bytes).unwrap();
         let mut at = 0;
         while at < bytes {
-            let part = self.len.min(bytes - at);
+            let part = from.bytes().min(bytes - at);
             gpu.copy(from.address(), buffer.address().offset(at), part).unwrap();
             at += part;
         }
@@ -78,15 +74,15 @@ impl Noise {
     }
 
     fn experts(&self, gpu: &Gpu, experts: usize, rows: usize, cols: usize) -> ExpertMatrices {
-        let len = rows * cols;
         // Codes have a standard deviation of 2.9, scales of about 1.1.
         let global = 1.0 / (3.2 * (cols as f32).sqrt());
+        let value_stride = tiled_bytes(rows, cols);
         ExpertMatrices {
-            values: self.fill(gpu, &self.nibbles, experts * len / 2),
-            scales: self.fill(gpu, &self.scales, experts * len / 16),
+            values: self.fill(gpu, &self.tiles, experts * value_stride),
+            scales: gpu.allocate(0).unwrap(),
             global_scales: gpu.upload(&vec![global; experts]).unwrap(),
-            value_stride: len / 2,
-            scale_stride: len / 16,
+            value_stride,
+            scale_stride: 0,
         }
     }
 
@@ -119,13 +115,13 @@ impl Noise {
                 o: self.bf16(gpu, HIDDEN, HEADS * 128),
             },
             post_attention_layernorm: ones(HIDDEN),
-            feed_forward: FeedForward::Experts(Experts {
+            feed_forward: FeedForward::Experts(Box::new(Experts {
                 router: self.bf16(gpu, EXPERTS, HIDDEN),
                 bias: Some(gpu.upload(&vec![0f32; EXPERTS]).unwrap()),
                 routed: self.mlps(gpu, EXPERTS + 1),
                 shared_joined: true,
                 shared: None,
-            }),
+            })),
         }
     }
 }
@@ -187,7 +183,7 @@ fn decoding_at_full_width() {
 /// Bytes read and written a second in a copy; prints the read-only figure beside it.
 fn bandwidth(gpu: &Gpu, kernels: &Kernels, noise: &Noise) -> f64 {
     let bytes = 4usize << 30;
-    let (from, to) = (noise.fill(gpu, &noise.nibbles, bytes), gpu.allocate(bytes).unwrap());
+    let (from, to) = (noise.fill(gpu, &noise.tiles, bytes), gpu.allocate(bytes).unwrap());
     let copy = 2.0 * bytes as f64 / measure(gpu, |_| gpu.copy(from.address(), to.address(), bytes).unwrap());
     let (values, count, out) = (from.address(), (bytes / 16) as u64, to.address());
     let seconds = measure(gpu, |_| {
@@ -221,9 +217,7 @@ fn experts_alone(gpu: &Gpu, kernels: &Kernels, layers: &[Layer], batch: usize, c
             let logits: Vec<f32> = (0..batch * EXPERTS).map(|_| random.number() * 2.0).collect();
             gpu.write(routes.logits.address(), &logits).unwrap();
             routes.choose(gpu, kernels, Address::NULL, batch).unwrap();
-            let mut active = [0u32];
-            gpu.read(&mut active, routes.visits().active).unwrap();
-            distinct += active[0] as usize;
+            distinct += routes.active(gpu);
             routes
         })
         .collect();

@@ -32,7 +32,7 @@ fn visits_match_f64_and_never_depend_on_who_shares_the_pass() {
                 down: matrix(hidden, width, 30 + e),
             })
             .collect();
-        let on_gpu = Mlps::upload(&gpu, &mlps.iter().collect::<Vec<_>>()).unwrap();
+        let on_gpu = Mlps::upload(&gpu, &kernels, &mlps.iter().collect::<Vec<_>>()).unwrap();
         for count in [1, 2, 5, 17] {
             let moe = MoE {
                 n_routed_experts: EXPERTS,
@@ -135,7 +135,7 @@ fn a_layers_sum_is_the_weighted_sum_of_its_visits() {
     };
     let xs: Vec<f32> = random::vector(count * hidden, 5).iter().map(|x| x / 8.0).collect();
     let residual = random::vector(count * hidden, 6);
-    let experts = crate::cuda::weights::upload_experts(&gpu, &host).unwrap();
+    let experts = crate::cuda::weights::upload_experts(&gpu, &kernels, &host).unwrap();
     assert!(experts.shared_joined);
     let routes = Routes::new(&gpu, &moe, true, count).unwrap();
     let buffers = ExpertBuffers::new(&gpu, count * (PER_TOKEN + 1), width, hidden).unwrap();

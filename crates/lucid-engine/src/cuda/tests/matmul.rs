@@ -33,7 +33,7 @@ fn products_match_f64_and_never_depend_on_the_batch() {
                 continue;
             }
             let host = random::matrix(layout, rows, cols, random.word());
-            let (weight, values) = (DeviceMatrix::upload(&gpu, &host).unwrap(), decoded(&host));
+            let (weight, values) = (DeviceMatrix::upload(&gpu, &kernels, &host).unwrap(), decoded(&host));
             let xs = random::vector(37 * cols, random.word());
             let x = split_vectors(&gpu, &kernels, &xs, cols, layout.order(cols));
             let mut alone = Vec::new();
@@ -85,7 +85,7 @@ fn every_nvfp4_code_and_scale_is_decoded_exactly() {
     let (rows, cols) = (256, 128);
     // Column k has code k % 16 in both nibble places over the row; row r has scale r.
     let codes: Vec<u8> =
-        (0..rows * cols / 2).map(|i| (2 * i % 16) as u8 | ((2 * i + 1) % 16) as u8 * 16).collect();
+        (0..rows * cols / 2).map(|i| (2 * i % 16) as u8 + ((2 * i + 1) % 16) as u8 * 16).collect();
     let scales: Vec<u8> = (0..rows * cols / 16).map(|i| (i / (cols / 16)) as u8).collect();
     let packed = Packed::Nvfp4 {
         codes: Bytes::from(codes),
@@ -94,7 +94,7 @@ fn every_nvfp4_code_and_scale_is_decoded_exactly() {
         input_scale: None,
     };
     let host = Matrix { name: "codes".into(), rows, cols, packed };
-    let weight = DeviceMatrix::upload(&gpu, &host).unwrap();
+    let weight = DeviceMatrix::upload(&gpu, &kernels, &host).unwrap();
     let mut units = vec![0f32; cols * cols];
     (0..cols).for_each(|k| units[k * cols + k] = 1.0);
     let x = split_vectors(&gpu, &kernels, &units, cols, Order::Nvfp4);
@@ -121,7 +121,7 @@ fn heads_take_their_own_rows_and_columns() {
     let (heads, skip, rows, cols, count) = (5, 32, 48, 128, 3);
     for layout in [Layout::Bf16, Layout::F32, Layout::Nvfp4] {
         let host = random::matrix(layout, heads * (skip + rows), cols, 3);
-        let (weight, values) = (DeviceMatrix::upload(&gpu, &host).unwrap(), decoded(&host));
+        let (weight, values) = (DeviceMatrix::upload(&gpu, &kernels, &host).unwrap(), decoded(&host));
         let xs = random::vector(count * heads * cols, 4);
         let x = split_vectors(&gpu, &kernels, &xs, heads * cols, layout.order(cols));
         let y = gpu.upload(&vec![1f32; count * heads * rows]).unwrap();
@@ -145,7 +145,10 @@ fn heads_take_their_own_rows_and_columns() {
 fn two_products_share_a_launch() {
     let Some((gpu, kernels)) = gpu() else { return };
     let (a, b) = (random::matrix(Layout::Bf16, 200, 256, 1), random::matrix(Layout::Bf16, 72, 256, 2));
-    let (a, b) = (DeviceMatrix::upload(&gpu, &a).unwrap(), DeviceMatrix::upload(&gpu, &b).unwrap());
+    let (a, b) = (
+        DeviceMatrix::upload(&gpu, &kernels, &a).unwrap(),
+        DeviceMatrix::upload(&gpu, &kernels, &b).unwrap(),
+    );
     let x = split_vectors(&gpu, &kernels, &random::vector(3 * 256, 5), 256, Order::Natural);
     let run = |together: bool| {
         let (y, z) = (poisoned(&gpu, 3 * 200), poisoned(&gpu, 3 * 72));
