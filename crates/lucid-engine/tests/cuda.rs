@@ -2,6 +2,8 @@
 //!
 //! Without a GPU every test says "skipped: no CUDA device" and passes; with `LUCID_REQUIRE_CUDA` set it fails instead.
 
+#![allow(clippy::unwrap_used, clippy::print_stdout)] // The lints spare test functions, not what they share.
+
 mod goldens;
 
 use std::io::Write;
