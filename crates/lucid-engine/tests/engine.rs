@@ -1,5 +1,8 @@
 //! The engine as a whole: the same bits in any batch, any chunk, any number of threads; requests that end as they should.
 
+// clippy.toml allows `unwrap` in test functions; here the functions around them are tests as well.
+#![allow(clippy::unwrap_used)]
+
 mod goldens;
 
 use std::sync::mpsc::{Receiver, channel};

@@ -1,5 +1,8 @@
 //! The binary as a user runs it: what it prints, what it refuses, and with which exit code.
 
+// clippy.toml allows `unwrap` in test functions; here the functions around them are tests as well.
+#![allow(clippy::unwrap_used)]
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
