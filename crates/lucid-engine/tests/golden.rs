@@ -1,8 +1,5 @@
 //! The engine against transformers' DeepseekV3ForCausalLM (float32) on the same weights.
 
-// clippy.toml allows `unwrap` in test functions; here the functions around them are tests as well.
-#![allow(clippy::unwrap_used)]
-
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // The lints spare test functions, not what they share.
 
 mod goldens;

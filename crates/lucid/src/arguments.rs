@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use lucid_engine::Device;
 
 /// Serves DeepSeek-V3-family models (Kimi-K2, DeepSeek-V3), and proves that what is being served is the model.
 ///
@@ -50,7 +51,10 @@ pub struct EngineArguments {
     /// Tokens that one step computes at the most; prompts are cut into chunks
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     pub max_num_batched_tokens: usize,
-    /// Threads that compute [default: one a core]
+    /// Where to compute: cpu, cuda or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value_t = Device::Cpu)]
+    pub device: Device,
+    /// Threads that compute on the processor [default: one a core]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
     /// Arithmetic: serving (bf16 KV cache) or reference (f32 everywhere)

@@ -42,6 +42,7 @@ pub fn engine_options(arguments: &EngineArguments) -> EngineOptions {
         max_running: arguments.max_num_seqs,
         max_step_tokens: arguments.max_num_batched_tokens,
         threads: arguments.threads,
+        device: arguments.device,
         ..EngineOptions::default()
     }
 }

@@ -156,6 +156,11 @@ fn a_port_in_use_is_named() {
 }
 
 #[test]
+fn a_device_that_is_none_is_refused() {
+    assert_refused(&lucid(&["serve", "--device", "abacus"]), &["abacus", "cuda"]);
+}
+
+#[test]
 fn faults_need_their_acknowledgement_and_a_name_that_exists() {
     assert_refused(&lucid(&["serve", "--plant", "rope-half-split"]), &["--i-know-this-breaks-the-model"]);
     let unknown = lucid(&["serve", "--plant", "gremlin", "--i-know-this-breaks-the-model"]);
