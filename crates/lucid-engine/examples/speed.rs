@@ -2,6 +2,8 @@
 //!
 //!     cargo run --release -p lucid-engine --example speed -- FOLDER [THREADS]
 
+#![allow(clippy::print_stdout)] // This is what the program is for.
+
 use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::Instant;
