@@ -31,7 +31,8 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Reads `chat_template.jinja`, else the field `chat_template` of `tokenizer_config.json`. `None` if there is neither.
+    /// Reads `chat_template.jinja`, else the field `chat_template` of `tokenizer_config.json`; of a GGUF model, the template
+    /// inside. `None` if there is none.
     ///
     /// # Errors
     /// A file that cannot be read, or a template with a syntax error; the error names file and line.

@@ -1,6 +1,7 @@
 //! Where a checkpoint keeps its chat template.
 
 use lucid_checkpoint::Files;
+use lucid_checkpoint::gguf::{self, Metadata};
 use serde_json::{Map, Value};
 
 use crate::Error;
@@ -18,6 +19,14 @@ const TOOL_USE: &str = "tool_use";
 const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
+/// Those of them that GGUF has ids for.
+const GGUF_SPECIAL_TOKENS: [(&str, &str); 4] = [
+    ("bos_token", "tokenizer.ggml.bos_token_id"),
+    ("eos_token", "tokenizer.ggml.eos_token_id"),
+    ("unk_token", "tokenizer.ggml.unknown_token_id"),
+    ("pad_token", "tokenizer.ggml.padding_token_id"),
+];
+
 /// The templates of a checkpoint and what they need to know of it.
 #[derive(Debug)]
 pub(crate) struct Source {
@@ -31,6 +40,9 @@ pub(crate) struct Source {
 impl Source {
     /// `None` if the checkpoint has no template.
     pub(crate) fn read(files: &Files) -> Result<Option<Self>, Error> {
+        if let Some(metadata) = gguf::metadata(files)? {
+            return Self::of_gguf(&metadata);
+        }
         let config_file = files.location(CONFIG_FILE);
         let config: Value = match files.find(CONFIG_FILE)? {
             Some(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
@@ -56,6 +68,26 @@ impl Source {
                 Ok(Some(Source { file: config_file, templates, special_tokens }))
             }
         }
+    }
+
+    /// `tokenizer.chat_template`, and further templates as `tokenizer.chat_template.NAME`.
+    fn of_gguf(metadata: &Metadata) -> Result<Option<Self>, Error> {
+        const KEY: &str = "tokenizer.chat_template";
+        let Some(default) = metadata.string(KEY)? else { return Ok(None) };
+        let mut templates = vec![(DEFAULT.to_owned(), default.to_owned())];
+        if let Some(tool_use) = metadata.string(&format!("{KEY}.{TOOL_USE}"))? {
+            templates.push((TOOL_USE.to_owned(), tool_use.to_owned()));
+        }
+        let tokens = metadata.strings("tokenizer.ggml.tokens")?.unwrap_or_default();
+        let mut special_tokens = Map::new();
+        for (name, key) in GGUF_SPECIAL_TOKENS {
+            let Some(id) = metadata.integer(key)? else { continue };
+            let token = usize::try_from(id).ok().and_then(|id| tokens.get(id));
+            if let Some(text) = token.and_then(|token| str::from_utf8(token).ok()) {
+                special_tokens.insert(name.to_owned(), Value::from(text));
+            }
+        }
+        Ok(Some(Source { file: metadata.location().to_owned(), templates, special_tokens }))
     }
 
     /// The name of the template for a request.

@@ -122,7 +122,7 @@ fn check_added_ids(outline: &Outline, vocabulary: &Vocabulary, file: &str) -> Re
 
 /// The bytes that a token's spelling stands for. A spelling outside the byte-level alphabet stands for itself, as in
 /// Hugging Face's decoder: `<｜User｜>` in DeepSeek's vocabulary.
-fn token_bytes(token: &str) -> Vec<u8> {
+pub(super) fn token_bytes(token: &str) -> Vec<u8> {
     let bytes: Option<Vec<u8>> = token.chars().map(|character| BYTES.get(&character).copied()).collect();
     bytes.unwrap_or_else(|| token.as_bytes().to_vec())
 }

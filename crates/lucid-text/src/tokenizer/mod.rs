@@ -1,9 +1,11 @@
 //! Text to token ids and back.
 //!
-//! Two implementations stand behind one type: [`tiktoken`] is ours, for the `tiktoken.model` of Kimi checkpoints;
+//! Two implementations stand behind one type: [`tiktoken`] is ours, for the `tiktoken.model` of Kimi checkpoints
+//! (and the same ranks in a GGUF file, [`gguf`]);
 //! [`json`] is the `tokenizers` crate, for `tokenizer.json`. A checkpoint that has both files lets each witness the other.
 
 mod byte_pairs;
+mod gguf;
 mod json;
 mod pre_tokenizer;
 mod tiktoken;
@@ -46,11 +48,15 @@ enum Encoder {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` if there is one, else `tiktoken.model`. [`Tokenizer::source`] says which it was.
+    /// Reads `tokenizer.json` if there is one, else `tiktoken.model`; of a GGUF model, the tokenizer inside. [`Tokenizer::source`] says which it was.
     ///
     /// # Errors
     /// Neither file is there, or the one that is there is malformed.
     pub fn open(files: &Files) -> Result<Self, Error> {
+        if let Some(metadata) = lucid_checkpoint::gguf::metadata(files)? {
+            let (encoder, vocabulary) = gguf::open(&metadata)?;
+            return Ok(Self::new(files.root(), vocabulary, Encoder::Tiktoken(Box::new(encoder))));
+        }
         if files.find(json::FILE)?.is_some() {
             return Self::open_json(files);
         }

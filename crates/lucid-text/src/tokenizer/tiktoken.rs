@@ -35,6 +35,23 @@ pub(crate) struct Encoder {
 }
 
 impl Encoder {
+    /// For messages: the file of the ranks, that of the added tokens, and the latter's field.
+    pub(super) fn new(
+        ranks: Ranks,
+        added: &[AddedToken],
+        [file, added_file, field]: [&str; 3],
+    ) -> Result<Encoder, Error> {
+        let byte_pairs = BytePairs::new(ranks).map_err(|byte| {
+            let problem = format!("no token for the single byte {byte:#04x}; all 256 are needed");
+            Error::malformed(file, "ranks", problem)
+        })?;
+        let names = AhoCorasick::builder()
+            .match_kind(MatchKind::LeftmostLongest)
+            .build(added.iter().map(|token| &token.name))
+            .map_err(|error| Error::malformed(added_file, field, error.to_string()))?;
+        Ok(Encoder { byte_pairs, names, added: added.iter().map(|token| token.id).collect() })
+    }
+
     pub(crate) fn encode(&self, text: &str, specials: Specials) -> Vec<TokenId> {
         let mut tokens = Vec::new();
         // A name that lies across a seam is not recognized: so does the original.
@@ -78,23 +95,11 @@ pub(crate) fn open(files: &Files) -> Result<(Encoder, Vocabulary), Error> {
         vocabulary.insert_added(token, &config_file)?;
     }
 
-    let byte_pairs = BytePairs::new(ranks).map_err(|byte| {
-        Error::malformed(
-            &file,
-            "ranks",
-            format!("no token for the single byte {byte:#04x}; all 256 are needed"),
-        )
-    })?;
-    let names = AhoCorasick::builder()
-        .match_kind(MatchKind::LeftmostLongest)
-        .build(added.iter().map(|token| &token.name))
-        .map_err(|error| Error::malformed(&config_file, "added_tokens_decoder", error.to_string()))?;
-    let added = added.into_iter().map(|token| token.id).collect();
-    Ok((Encoder { byte_pairs, names, added }, vocabulary))
+    Ok((Encoder::new(ranks, &added, [&file, &config_file, "added_tokens_decoder"])?, vocabulary))
 }
 
 /// Bytes of each token to its rank.
-type Ranks = HashMap<Box<[u8]>, u32>;
+pub(super) type Ranks = HashMap<Box<[u8]>, u32>;
 
 fn read_ranks(bytes: &[u8], file: &str) -> Result<(Ranks, Vocabulary), Error> {
     let mut ranks = Ranks::new();
