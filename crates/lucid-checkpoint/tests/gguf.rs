@@ -312,6 +312,29 @@ fn overlapping_tensors_are_refused() {
     }
 }
 
+/// What llama.cpp wrote: every matrix in a type that is decoded, every byte counted, as many weights as in the original.
+#[test]
+fn inspection_of_a_real_file() {
+    let models = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
+    let path = models.join("canary-gguf/canary-q4_k_m.gguf");
+    let checkpoint = Checkpoint::open(Files::open(&path).unwrap()).unwrap();
+    assert_eq!(checkpoint.notices(), [] as [&str; 0]);
+    let inspection = lucid_checkpoint::inspect(&checkpoint);
+    assert_eq!(inspection.notices, [] as [&str; 0]);
+    let layouts: Vec<&str> = inspection.totals.iter().map(|total| total.layout.as_str()).collect();
+    assert!(layouts.iter().all(|name| ["Q4_K", "Q5_0", "Q6_K", "Q8_0", "F32"].contains(name)), "{layouts:?}");
+    // The data is the file without its header, which the vocabulary makes long.
+    let file = std::fs::metadata(&path).unwrap().len();
+    assert!(inspection.bytes < file && inspection.bytes > file - 250_000, "{} of {file}", inspection.bytes);
+    let original = Checkpoint::open(Files::open(&models.join("canary")).unwrap()).unwrap();
+    assert_eq!(inspection.parameters, lucid_checkpoint::inspect(&original).parameters);
+    let (ours, theirs) = (checkpoint.config(), original.config());
+    let mut same = theirs.clone();
+    // What the file doesn't say, or says otherwise.
+    (same.dtype, same.quantization) = (ours.dtype.clone(), ours.quantization.clone());
+    assert_eq!(*ours, same);
+}
+
 proptest! {
     /// Whatever bytes of a header are changed, the file opens or is refused; nothing panics or takes all memory.
     #[test]
