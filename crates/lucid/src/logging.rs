@@ -1,5 +1,7 @@
 //! What is said on standard error while things run.
 
+use std::io::IsTerminal;
+
 use tracing_subscriber::filter::LevelFilter;
 
 /// Warnings by default, `-v` adds requests and phases, `-vv` everything.

@@ -122,11 +122,11 @@ fn an_unknown_quantization_is_refused_not_misread() {
         change_header(&copy.path().join(shard), |header| {
             let tensors = header.as_object_mut().unwrap();
             if let Some(weight) = tensors.remove("model.layers.0.mlp.gate_proj.weight") {
-                tensors.insert("model.layers.0.mlp.gate_proj.weight_packed".into(), weight);
+                tensors.insert("model.layers.0.mlp.gate_proj.qweight".into(), weight);
             }
         });
     }
-    assert_refused(&serve(copy.path()), &["model.layers.0.mlp.gate_proj", "not supported"]);
+    assert_refused(&serve(copy.path()), &["model.layers.0.mlp.gate_proj", "GPTQ or AWQ", "not supported"]);
 }
 
 #[test]
