@@ -59,9 +59,8 @@ pub fn run(
     multiply(gpu, kernels, router.into(routes.logits.address()), None, count)?;
     let bias = experts.bias.as_ref().map_or(Address::NULL, Buffer::address);
     routes.choose(gpu, kernels, bias, count)?;
-    let at_a_time = if count <= 2 { 2 } else { 8 };
-    let mlps = &experts.routed;
-    visit(gpu, kernels, mlps, routes.visits(), routes.most_active(count), at_a_time, x, buffers)?;
+    let (mlps, slots) = (&experts.routed, routes.most_active(count));
+    visit(gpu, kernels, mlps, routes.visits(), slots, Pass::best(mlps, slots, count), x, buffers)?;
     let shared = i32::from(experts.shared_joined);
     combine(gpu, kernels, buffers, Some(routes), shared, count, mlps.hidden, hidden)?;
     match &experts.shared {
@@ -81,8 +80,7 @@ pub fn swiglu(
     hidden: Address,
 ) -> Result<(), Error> {
     let visits = VisitsArgs { slots: Address::NULL, tokens: Address::NULL, count: count as u32 };
-    let at_a_time = if count <= 2 { 2 } else { 8 };
-    visit(gpu, kernels, mlp, visits, 1, at_a_time, x, buffers)?;
+    visit(gpu, kernels, mlp, visits, 1, Pass::best(mlp, 1, count), x, buffers)?;
     combine(gpu, kernels, buffers, None, 1, count, mlp.hidden, hidden)
 }
 
@@ -93,8 +91,40 @@ fn vectors(x: Normed, layout: Layout, cols: usize) -> Address {
     }
 }
 
-/// All visits: `outputs[v] = Expert(x[token of v])`. `slots` is the most experts that can be active; `at_a_time` visitors share
-/// a pass over the weights (2 or 8; the bits are the same), 0 asks for the plain kernels.
+/// Which kernels take the visits. All but the plain ones give the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// The ones for any layout, for tests: layouts without others get them by themselves.
+    Plain,
+    /// Two visitors share a pass over the weights.
+    Two,
+    /// Eight do.
+    Eight,
+    /// Eight do, and a warp has two tiles of rows: faster once there is work for the whole GPU.
+    EightWide,
+}
+
+impl Pass {
+    /// The fastest for a step of `count` tokens that visits up to `slots` experts.
+    #[must_use]
+    pub fn best(mlps: &Mlps, slots: usize, count: usize) -> Pass {
+        let slices = mlps.gate_layout.slices(mlps.hidden, WARPS / 2);
+        let blocks =
+            row_blocks(2 * mlps.width.div_ceil(TILE_ROWS), Pass::EightWide.row_tiles(), slices) * slots;
+        match count {
+            0..=2 => Pass::Two,
+            _ if blocks < ENOUGH_BLOCKS => Pass::Eight,
+            _ => Pass::EightWide,
+        }
+    }
+
+    /// Tiles of sixteen rows that a warp has.
+    fn row_tiles(self) -> usize {
+        if self == Pass::EightWide { 2 } else { 1 }
+    }
+}
+
+/// All visits: `outputs[v] = Expert(x[token of v])`. `slots` is the most experts that can be active.
 #[allow(clippy::too_many_arguments)] // The kernels'.
 pub fn visit(
     gpu: &Gpu,
@@ -102,27 +132,29 @@ pub fn visit(
     mlps: &Mlps,
     visits: VisitsArgs,
     slots: usize,
-    at_a_time: usize,
+    pass: Pass,
     x: Normed,
     buffers: &ExpertBuffers,
 ) -> Result<(), Error> {
-    gate_up(gpu, kernels, mlps, visits, slots, at_a_time, x, buffers)?;
-    down(gpu, kernels, mlps, visits, slots, at_a_time, buffers)
+    gate_up(gpu, kernels, mlps, visits, slots, pass, x, buffers)?;
+    down(gpu, kernels, mlps, visits, slots, pass, buffers)
 }
 
 /// Whether the tensor-core kernels take such blocks.
-fn is_fast(layout: Layout, cols: usize, at_a_time: usize) -> bool {
-    layout == Layout::Nvfp4 && layout.is_fast(cols) && at_a_time > 0
+fn is_fast(layout: Layout, cols: usize, pass: Pass) -> bool {
+    layout == Layout::Nvfp4 && layout.is_fast(cols) && pass != Pass::Plain
 }
 
-/// Warps of a block (see `mma.cuh`), sixteen rows each.
+/// Blocks that fill a large GPU: two on each of about 132 multiprocessors.
+const ENOUGH_BLOCKS: usize = 264;
+/// Warps of a block (see `mma.cuh`).
 const WARPS: usize = 8;
 const THREADS: usize = 32 * WARPS;
 const TILE_ROWS: usize = 16;
 
-/// Blocks for `rows` rows, when `warps` warps share a tile.
-fn row_blocks(rows: usize, warps: usize) -> usize {
-    rows.div_ceil(WARPS / warps * TILE_ROWS)
+/// Blocks for `tiles` tiles of rows, when a warp has `per_warp` and `slices` warps share their columns.
+fn row_blocks(tiles: usize, per_warp: usize, slices: usize) -> usize {
+    tiles.div_ceil(WARPS / slices * per_warp)
 }
 
 /// `activated[v] = silu(gate · x) ⊙ (up · x)`.
@@ -133,7 +165,7 @@ pub fn gate_up(
     mlps: &Mlps,
     visits: VisitsArgs,
     slots: usize,
-    at_a_time: usize,
+    pass: Pass,
     x: Normed,
     buffers: &ExpertBuffers,
 ) -> Result<(), Error> {
@@ -142,10 +174,14 @@ pub fn gate_up(
     let activated = buffers.activated.address();
     let vectors = vectors(x, mlps.gate_layout, mlps.hidden);
     let down_order = mlps.down_layout.order(mlps.width);
-    if is_fast(mlps.gate_layout, mlps.hidden, at_a_time) {
+    if is_fast(mlps.gate_layout, mlps.hidden, pass) {
         let slices = mlps.gate_layout.slices(mlps.hidden, WARPS / 2);
-        let kernel = if at_a_time == 2 { kernels.experts_gate_up_2 } else { kernels.experts_gate_up_8 };
-        let grid = (row_blocks(mlps.width, 2 * slices), slots, 1);
+        let kernel = match pass {
+            Pass::Plain | Pass::Two => kernels.experts_gate_up_2,
+            Pass::Eight => kernels.experts_gate_up_8,
+            Pass::EightWide => kernels.experts_gate_up_8_wide,
+        };
+        let grid = (row_blocks(2 * mlps.width.div_ceil(TILE_ROWS), pass.row_tiles(), slices), slots, 1);
         let slices = slices as u32;
         launch!(gpu, kernel, grid, THREADS, 0; gate, up, rows, cols, visits, vectors, activated, down_order, slices)
     } else {
@@ -163,15 +199,19 @@ pub fn down(
     mlps: &Mlps,
     visits: VisitsArgs,
     slots: usize,
-    at_a_time: usize,
+    pass: Pass,
     buffers: &ExpertBuffers,
 ) -> Result<(), Error> {
     let (rows, cols, down) = (mlps.hidden as u32, mlps.width as u32, mlps.down.args());
     let (activated, y) = (buffers.activated.address(), buffers.down.address());
-    if is_fast(mlps.down_layout, mlps.width, at_a_time) {
+    if is_fast(mlps.down_layout, mlps.width, pass) {
         let slices = mlps.down_layout.slices(mlps.width, WARPS);
-        let kernel = if at_a_time == 2 { kernels.experts_down_2 } else { kernels.experts_down_8 };
-        let grid = (row_blocks(mlps.hidden, slices), slots, 1);
+        let kernel = match pass {
+            Pass::Plain | Pass::Two => kernels.experts_down_2,
+            Pass::Eight => kernels.experts_down_8,
+            Pass::EightWide => kernels.experts_down_8_wide,
+        };
+        let grid = (row_blocks(mlps.hidden.div_ceil(TILE_ROWS), pass.row_tiles(), slices), slots, 1);
         let slices = slices as u32;
         launch!(gpu, kernel, grid, THREADS, 0; down, rows, cols, visits, activated, y, slices)
     } else {

@@ -51,8 +51,10 @@ kernels!(
     experts_down_plain,
     experts_gate_up_2,
     experts_gate_up_8,
+    experts_gate_up_8_wide,
     experts_down_2,
     experts_down_8,
+    experts_down_8_wide,
     combine,
 );
 

@@ -79,39 +79,41 @@ __device__ __forceinline__ const u8* tiles_of(const ExpertWeight& w, u64 expert,
     return w.values + expert * w.value_stride + (u64)(min(row, rows - 1) / 16) * (cols / 128) * TILE_BYTES;
 }
 
-template <int NT>
+template <int NT, int R>
 union ExpertMemory {
-    Nvfp4Ring<NT == 1 ? 3 : 2> ring;
-    Partial<NT> partial;
+    Nvfp4Ring<R == 1 && NT == 1 ? 3 : 2, R> ring;
+    Partial<NT, R> partial;
 };
 
-// A tile of gate and one of up, sixteen rows each, for every 2 * slices warps. grid (row blocks, slots), 256 threads.
-template <int NT>
-__device__ __forceinline__ void gate_up_block(const ExpertWeight& gate, const ExpertWeight& up, u32 rows, u32 cols,
-                                              const Visits& visits, const u16* x, u16* activated, int out_order,
-                                              u32 slices) {
-    __shared__ ExpertMemory<NT> memory;
-    Visit visit;
-    if (!find_visit(visits, blockIdx.y, visit)) return;
+// Tiles of gate and of up take turns: 2 i is gate's sixteen rows i, 2 i + 1 up's. A warp computes R of them, `slices` warps
+// share their columns. grid (row blocks, slots), 256 threads.
+template <int NT, int R>
+__device__ __forceinline__ void gate_up_block(ExpertMemory<NT, R>& memory, const ExpertWeight& gate, const ExpertWeight& up,
+                                              u32 rows, u32 cols, const Visits& visits, const Visit& visit, const u16* x,
+                                              u16* activated, int out_order, u32 slices) {
     const u32 capacity = NT * 8 / TERMS;
-    u32 warp = threadIdx.x / 32;
-    u32 tile = warp / slices, pairs = WARPS / slices / 2;
-    u32 first_row = (blockIdx.x * pairs + tile / 2) * 16;
-    const u8* weight = tiles_of(tile % 2 ? up : gate, visit.expert, rows, cols, first_row);
+    u32 warp = threadIdx.x / 32, pairs = WARPS * R / slices / 2;
+    const u8* weights[R];
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        u32 tile = row_tile<R>(slices, r);
+        weights[r] = tiles_of(tile % 2 ? up : gate, visit.expert, rows, cols, (blockIdx.x * pairs + tile / 2) * 16);
+    }
     u32 per_slice = (cols / 128 + slices - 1) / slices * 128;
     u32 first = warp % slices * per_slice, last = min(first + per_slice, cols);
     for (u32 base = 0; base < visit.count; base += capacity) {
-        start(memory.ring, weight, first, last);
+        start(memory.ring, weights, first, last);
         u32 here = min(capacity, visit.count - base);
         Columns<NT> columns;
         find_columns(columns, here, cols, [&](u32 v) {
             return x + (u64)token_of(visits, visit.first + base + v) * TERMS * cols;
         });
-        Accumulators<NT> acc;
-        acc.clear();
-        accumulate(memory.ring, weight, columns, TILES(here * TERMS), first, last, acc);
+        Accumulators<NT> acc[R];
+#pragma unroll
+        for (int r = 0; r < R; r++) acc[r].clear();
+        accumulate(memory.ring, weights, columns, TILES(here * TERMS), first, last, acc);
         __syncthreads();
-        store_partial(memory.partial, acc);
+        store_partial(memory.partial, slices, acc);
         float gate_scale = gate.global_scales[visit.expert] * NVFP4_UNIT;
         float up_scale = up.global_scales[visit.expert] * NVFP4_UNIT;
         __syncthreads();
@@ -119,8 +121,8 @@ __device__ __forceinline__ void gate_up_block(const ExpertWeight& gate, const Ex
             u32 row = i % 16, pair = i / 16 % pairs, vector = i / 16 / pairs;
             u32 out = (blockIdx.x * pairs + pair) * 16 + row;
             if (out < rows) {
-                float gated = sum_partial(memory.partial, 2 * pair * slices, slices, row, vector) * gate_scale;
-                float value = sum_partial(memory.partial, (2 * pair + 1) * slices, slices, row, vector) * up_scale;
+                float gated = sum_partial(memory.partial, 2 * pair, slices, row, vector) * gate_scale;
+                float value = sum_partial(memory.partial, 2 * pair + 1, slices, row, vector) * up_scale;
                 store_split(activated + (u64)(visit.first + base + vector) * TERMS * rows, rows, out_order, out,
                             silu(gated) * value);
             }
@@ -130,30 +132,31 @@ __device__ __forceinline__ void gate_up_block(const ExpertWeight& gate, const Ex
 }
 
 // y: [visits, rows]. grid (row blocks, slots), 256 threads.
-template <int NT>
-__device__ __forceinline__ void down_block(const ExpertWeight& down, u32 rows, u32 cols, const Visits& visits,
-                                           const u16* activated, float* y, u32 slices) {
-    __shared__ ExpertMemory<NT> memory;
-    Visit visit;
-    if (!find_visit(visits, blockIdx.y, visit)) return;
+template <int NT, int R>
+__device__ __forceinline__ void down_block(ExpertMemory<NT, R>& memory, const ExpertWeight& down, u32 rows, u32 cols,
+                                           const Visit& visit, const u16* activated, float* y, u32 slices) {
     const u32 capacity = NT * 8 / TERMS;
-    u32 warp = threadIdx.x / 32;
-    u32 tiles = WARPS / slices;
-    u32 first_row = (blockIdx.x * tiles + warp / slices) * 16;
-    const u8* weight = tiles_of(down, visit.expert, rows, cols, first_row);
+    u32 warp = threadIdx.x / 32, tiles = WARPS * R / slices;
+    const u8* weights[R];
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        u32 row = (blockIdx.x * tiles + row_tile<R>(slices, r)) * 16;
+        weights[r] = tiles_of(down, visit.expert, rows, cols, row);
+    }
     u32 per_slice = (cols / 128 + slices - 1) / slices * 128;
     u32 first = warp % slices * per_slice, last = min(first + per_slice, cols);
     for (u32 base = 0; base < visit.count; base += capacity) {
-        start(memory.ring, weight, first, last);
+        start(memory.ring, weights, first, last);
         u32 here = min(capacity, visit.count - base);
         Columns<NT> columns;
         find_columns(columns, here, cols,
                      [&](u32 v) { return activated + (u64)(visit.first + base + v) * TERMS * cols; });
-        Accumulators<NT> acc;
-        acc.clear();
-        accumulate(memory.ring, weight, columns, TILES(here * TERMS), first, last, acc);
+        Accumulators<NT> acc[R];
+#pragma unroll
+        for (int r = 0; r < R; r++) acc[r].clear();
+        accumulate(memory.ring, weights, columns, TILES(here * TERMS), first, last, acc);
         __syncthreads();
-        store_partial(memory.partial, acc);
+        store_partial(memory.partial, slices, acc);
         float scale = down.global_scales[visit.expert] * NVFP4_UNIT;
         __syncthreads();
         for (u32 i = threadIdx.x; i < tiles * 16 * here; i += blockDim.x) {
@@ -161,25 +164,46 @@ __device__ __forceinline__ void down_block(const ExpertWeight& down, u32 rows, u
             u32 out = (blockIdx.x * tiles + tile) * 16 + row;
             if (out < rows)
                 y[(u64)(visit.first + base + vector) * rows + out] =
-                    sum_partial(memory.partial, tile * slices, slices, row, vector) * scale;
+                    sum_partial(memory.partial, tile, slices, row, vector) * scale;
         }
         __syncthreads();
     }
 }
 
-#define EXPERTS(SUFFIX, NT, BLOCKS)                                                                                     \
+// Kernels by what an expert with many visitors needs: NT tiles of columns. `few` are for experts with at most two, as most
+// are even in large steps: there, vectors come a whole step ahead.
+template <int NT, int R>
+union ExpertMemories {
+    ExpertMemory<1, R> few;
+    ExpertMemory<NT, R> many;
+};
+
+#define EXPERTS(SUFFIX, NT, R, BLOCKS)                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                       \
         experts_gate_up_##SUFFIX(ExpertWeight gate, ExpertWeight up, u32 rows, u32 cols, Visits visits, const u16* x,   \
                                  u16* activated, int out_order, u32 slices) {                                           \
-        gate_up_block<NT>(gate, up, rows, cols, visits, x, activated, out_order, slices);                               \
+        __shared__ ExpertMemories<NT, R> memory;                                                                        \
+        Visit visit;                                                                                                    \
+        if (!find_visit(visits, blockIdx.y, visit)) return;                                                             \
+        if (NT == 1 || visit.count <= 2)                                                                                \
+            gate_up_block<1, R>(memory.few, gate, up, rows, cols, visits, visit, x, activated, out_order, slices);      \
+        else                                                                                                            \
+            gate_up_block<NT, R>(memory.many, gate, up, rows, cols, visits, visit, x, activated, out_order, slices);    \
     }                                                                                                                   \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                       \
         experts_down_##SUFFIX(ExpertWeight down, u32 rows, u32 cols, Visits visits, const u16* activated, float* y,     \
                               u32 slices) {                                                                             \
-        down_block<NT>(down, rows, cols, visits, activated, y, slices);                                                 \
+        __shared__ ExpertMemories<NT, R> memory;                                                                        \
+        Visit visit;                                                                                                    \
+        if (!find_visit(visits, blockIdx.y, visit)) return;                                                             \
+        if (NT == 1 || visit.count <= 2)                                                                                \
+            down_block<1, R>(memory.few, down, rows, cols, visit, activated, y, slices);                                \
+        else                                                                                                            \
+            down_block<NT, R>(memory.many, down, rows, cols, visit, activated, y, slices);                              \
     }
-EXPERTS(2, 1, 4)  // up to 2 visitors at a time
-EXPERTS(8, 3, 3)  // up to 8
+EXPERTS(2, 1, 1, 4)       // up to 2 visitors at a time
+EXPERTS(8, 3, 1, 3)       // up to 8
+EXPERTS(8_wide, 3, 2, 2)  // up to 8, two row tiles a warp: vectors are read half as often, by half as many blocks
 
 // hidden += shared + Σ weight · expert, in the order of the routes. grid (width / 256, tokens).
 // places null: one block without router; y[token] is added as it is. shared_first: where the shared expert's visits begin.

@@ -54,9 +54,9 @@ extern "C" __global__ void matmul_plain(Product p, u32 count) {
 // The ring's memory serves the partial sums afterwards.
 template <int NT>
 union MatmulMemory {
-    Nvfp4Ring<3> nvfp4;
+    Nvfp4Ring<3, 1> nvfp4;
     Bf16Ring bf16;
-    Partial<NT> partial;
+    Partial<NT, 1> partial;
 };
 
 template <int NT>
@@ -75,7 +75,7 @@ __device__ __forceinline__ void matmul_block(const Product& p, u32 block, u32 co
     u64 head_row = p.row_first + (u64)head * p.row_head;
     u64 low = head_row + min(first_row + g, p.rows - 1), high = head_row + min(first_row + g + 8, p.rows - 1);
     Rows rows{p.values + low * p.cols * 2, p.values + high * p.cols * 2};
-    const u8* tiles = p.values + (head_row + min(first_row, p.rows - 1)) / 16 * (p.cols / 128) * TILE_BYTES;
+    const u8* const tiles[1] = {p.values + (head_row + min(first_row, p.rows - 1)) / 16 * (p.cols / 128) * TILE_BYTES};
     for (u32 base = blockIdx.y * capacity; base < count; base += gridDim.y * capacity) {
         if (nvfp4)
             start(memory.nvfp4, tiles, first, last);
@@ -87,20 +87,20 @@ __device__ __forceinline__ void matmul_block(const Product& p, u32 block, u32 co
             u64 at = p.gather ? p.gather[base + v] : base + v;
             return p.x + at * TERMS * p.x_width + head * p.x_head;
         });
-        Accumulators<NT> acc;
-        acc.clear();
+        Accumulators<NT> acc[1];
+        acc[0].clear();
         if (nvfp4)
             accumulate(memory.nvfp4, tiles, columns, TILES(here * TERMS), first, last, acc);
         else
             accumulate(memory.bf16, rows, columns, TILES(here * TERMS), first, last, acc);
         __syncthreads();
-        store_partial(memory.partial, acc);
+        store_partial(memory.partial, slices, acc);
         __syncthreads();
         for (u32 i = threadIdx.x; i < tiles_per_block * 16 * here; i += blockDim.x) {
             u32 row = i % 16, tile = i / 16 % tiles_per_block, vector = i / 16 / tiles_per_block;
             u32 out = (block * tiles_per_block + tile) * 16 + row;
             if (out < p.rows) {
-                float sum = sum_partial(memory.partial, tile * slices, slices, row, vector);
+                float sum = sum_partial(memory.partial, tile, slices, row, vector);
                 store_product(p, base + vector, head, out, sum * p.scale);
             }
         }

@@ -117,24 +117,28 @@ struct Rows {
 // The weights on their way: every thread has its own places in shared memory, which it alone fills and reads, so no barrier is
 // needed and the bytes in flight don't cost registers. All stages but one are on their way while that one is computed.
 #define BF16_STAGES 4
-template <int S>
+// S stages; R tiles a step, of R times sixteen rows, which meet the same vectors.
+template <int S, int R>
 struct Nvfp4Ring {
-    uint4 codes[S][2][THREADS];
-    u32 scales[S][THREADS];
+    uint4 codes[S][R][2][THREADS];
+    u32 scales[S][R][THREADS];
 };
 struct Bf16Ring {
     uint4 values[BF16_STAGES][2][THREADS];
 };
 
-// NVFP4 in steps of 128 columns: a tile. `tiles` are those of the warp's sixteen rows.
-template <int S>
-__device__ __forceinline__ void fetch(Nvfp4Ring<S>& ring, u32 stage, const u8* tiles, u32 k, u32 last) {
+// NVFP4 in steps of 128 columns: a tile. `tiles` are where those of each sixteen rows begin.
+template <int S, int R>
+__device__ __forceinline__ void fetch(Nvfp4Ring<S, R>& ring, u32 stage, const u8* const (&tiles)[R], u32 k, u32 last) {
     u32 lane = threadIdx.x % 32;
     if (k < last) {
-        const u8* tile = tiles + k / 128 * TILE_BYTES;
-        copy_16(&ring.codes[stage][0][threadIdx.x], tile + 16 * lane);
-        copy_16(&ring.codes[stage][1][threadIdx.x], tile + 512 + 16 * lane);
-        copy_4(&ring.scales[stage][threadIdx.x], tile + 1024 + 4 * lane);
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            const u8* tile = tiles[r] + k / 128 * TILE_BYTES;
+            copy_16(&ring.codes[stage][r][0][threadIdx.x], tile + 16 * lane);
+            copy_16(&ring.codes[stage][r][1][threadIdx.x], tile + 512 + 16 * lane);
+            copy_4(&ring.scales[stage][r][threadIdx.x], tile + 1024 + 4 * lane);
+        }
     }
     end_copies();
 }
@@ -150,8 +154,8 @@ __device__ __forceinline__ void fetch(Bf16Ring& ring, u32 stage, const Rows& row
 }
 
 // Sends the first steps of columns [first, last) on their way: as early as the rows are known.
-template <int S>
-__device__ __forceinline__ void start(Nvfp4Ring<S>& ring, const u8* tiles, u32 first, u32 last) {
+template <int S, int R>
+__device__ __forceinline__ void start(Nvfp4Ring<S, R>& ring, const u8* const (&tiles)[R], u32 first, u32 last) {
 #pragma unroll
     for (u32 stage = 0; stage < S - 1; stage++) fetch(ring, stage, tiles, first + 128 * stage, last);
 }
@@ -161,11 +165,11 @@ __device__ __forceinline__ void start(Bf16Ring& ring, const Rows& rows, u32 firs
 }
 
 // The rest of the steps, and all products. Vectors are read up to a step past their end (see `Gpu::allocate`).
-template <int NT, int S>
-__device__ __forceinline__ void accumulate(Nvfp4Ring<S>& ring, const u8* weight, const Columns<NT>& columns, u32 tiles,
-                                           u32 first, u32 last, Accumulators<NT>& acc) {
-    // Vectors come this many words before they are used: a whole step if they are few.
-    const int AHEAD = NT == 1 ? 4 : 1;
+template <int NT, int S, int R>
+__device__ __forceinline__ void accumulate(Nvfp4Ring<S, R>& ring, const u8* const (&weights)[R], const Columns<NT>& columns,
+                                           u32 tiles, u32 first, u32 last, Accumulators<NT> (&acc)[R]) {
+    // Vectors come this many words before they are used: a whole step if they are few, else as many as there are registers for.
+    const int AHEAD = NT == 1 ? 4 : R == 2 ? 2 : 1;
     const Factors by;
     const u16* x[NT];
     uint4 b[AHEAD][NT];
@@ -180,35 +184,46 @@ __device__ __forceinline__ void accumulate(Nvfp4Ring<S>& ring, const u8* weight,
 #pragma unroll 1
     for (u32 k = first; k < last; k += 128) {
         wait_copies<S - 2>();
-        uint4 low = ring.codes[stage][0][threadIdx.x], high = ring.codes[stage][1][threadIdx.x];
-        // Two bytes for each row, brought to bits 0 and 16.
-        u32 scales = ring.scales[stage][threadIdx.x];
-        u32 low_pair = scale_pair(__byte_perm(scales, 0, 0x4140)), high_pair = scale_pair(__byte_perm(scales, 0, 0x4342));
+        uint4 low[R], high[R];
+        u32 low_pair[R], high_pair[R];
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            low[r] = ring.codes[stage][r][0][threadIdx.x];
+            high[r] = ring.codes[stage][r][1][threadIdx.x];
+            // Two bytes for each row, brought to bits 0 and 16.
+            u32 scales = ring.scales[stage][r][threadIdx.x];
+            low_pair[r] = scale_pair(__byte_perm(scales, 0, 0x4140));
+            high_pair[r] = scale_pair(__byte_perm(scales, 0, 0x4342));
+        }
         // The stage that the last step has read.
-        fetch(ring, stage == 0 ? S - 1 : stage - 1, weight, k + 128 * (S - 1), last);
+        fetch(ring, stage == 0 ? S - 1 : stage - 1, weights, k + 128 * (S - 1), last);
         stage = stage == S - 1 ? 0 : stage + 1;
 #pragma unroll
         for (int word = 0; word < 4; word++) {
-            u32 l = (&low.x)[word], h = (&high.x)[word];
             u32 broadcast = word < 2 ? 0x1010 : 0x3232;
-            u32 low_scale = __byte_perm(low_pair, 0, broadcast), high_scale = __byte_perm(high_pair, 0, broadcast);
-            u32 a[8];
-            a[0] = multiply_pairs(e2m1_pair<0>(l, by), low_scale);
-            a[1] = multiply_pairs(e2m1_pair<0>(h, by), high_scale);
-            a[2] = multiply_pairs(e2m1_pair<1>(l, by), low_scale);
-            a[3] = multiply_pairs(e2m1_pair<1>(h, by), high_scale);
-            a[4] = multiply_pairs(e2m1_pair<2>(l, by), low_scale);
-            a[5] = multiply_pairs(e2m1_pair<2>(h, by), high_scale);
-            a[6] = multiply_pairs(e2m1_pair<3>(l, by), low_scale);
-            a[7] = multiply_pairs(e2m1_pair<3>(h, by), high_scale);
 #pragma unroll
-            for (int n = 0; n < NT; n++) {
-                if (n == 0 || n < tiles) {
-                    uint4& v = b[word % AHEAD][n];
-                    mma(acc.d[n], a[0], a[1], a[2], a[3], v.x, v.y);
-                    mma(acc.d[n], a[4], a[5], a[6], a[7], v.z, v.w);
-                    // Into the same registers: a copy at the end of the step would wait for the load.
-                    v = load_column(x[n], 32 * (word + AHEAD));
+            for (int r = 0; r < R; r++) {
+                u32 l = (&low[r].x)[word], h = (&high[r].x)[word];
+                u32 low_scale = __byte_perm(low_pair[r], 0, broadcast);
+                u32 high_scale = __byte_perm(high_pair[r], 0, broadcast);
+                u32 a[8];
+                a[0] = multiply_pairs(e2m1_pair<0>(l, by), low_scale);
+                a[1] = multiply_pairs(e2m1_pair<0>(h, by), high_scale);
+                a[2] = multiply_pairs(e2m1_pair<1>(l, by), low_scale);
+                a[3] = multiply_pairs(e2m1_pair<1>(h, by), high_scale);
+                a[4] = multiply_pairs(e2m1_pair<2>(l, by), low_scale);
+                a[5] = multiply_pairs(e2m1_pair<2>(h, by), high_scale);
+                a[6] = multiply_pairs(e2m1_pair<3>(l, by), low_scale);
+                a[7] = multiply_pairs(e2m1_pair<3>(h, by), high_scale);
+#pragma unroll
+                for (int n = 0; n < NT; n++) {
+                    if (n == 0 || n < tiles) {
+                        uint4& v = b[word % AHEAD][n];
+                        mma(acc[r].d[n], a[0], a[1], a[2], a[3], v.x, v.y);
+                        mma(acc[r].d[n], a[4], a[5], a[6], a[7], v.z, v.w);
+                        // Into the same registers: a copy at the end of the step would wait for the load.
+                        if (r == R - 1) v = load_column(x[n], 32 * (word + AHEAD));
+                    }
                 }
             }
         }
@@ -220,7 +235,7 @@ __device__ __forceinline__ void accumulate(Nvfp4Ring<S>& ring, const u8* weight,
 
 template <int NT>
 __device__ __forceinline__ void accumulate(Bf16Ring& ring, const Rows& rows, const Columns<NT>& columns, u32 tiles,
-                                           u32 first, u32 last, Accumulators<NT>& acc) {
+                                           u32 first, u32 last, Accumulators<NT> (&acc)[1]) {
     const u16* x[NT];
     uint4 b[NT];
 #pragma unroll
@@ -238,8 +253,8 @@ __device__ __forceinline__ void accumulate(Bf16Ring& ring, const Rows& rows, con
 #pragma unroll
         for (int n = 0; n < NT; n++) {
             if (n == 0 || n < tiles) {
-                mma(acc.d[n], low.x, high.x, low.y, high.y, b[n].x, b[n].y);
-                mma(acc.d[n], low.z, high.z, low.w, high.w, b[n].z, b[n].w);
+                mma(acc[0].d[n], low.x, high.x, low.y, high.y, b[n].x, b[n].y);
+                mma(acc[0].d[n], low.z, high.z, low.w, high.w, b[n].z, b[n].w);
                 b[n] = load_column(x[n], 32);
             }
             x[n] += 32;
@@ -250,29 +265,40 @@ __device__ __forceinline__ void accumulate(Bf16Ring& ring, const Rows& rows, con
 
 // `slices` warps of a block (a power of two) share sixteen rows and cut the columns among them, and their parts are added in
 // order. `slices` depends on the weight's shape alone.
-template <int NT>
+// A warp with R times sixteen rows stores as R warps would.
+template <int NT, int R>
 struct Partial {
-    float d[WARPS][16][NT * 8 + 1];  // + 1: spreads the rows over the banks
+    float d[WARPS * R][16][NT * 8 + 1];  // + 1: spreads the rows over the banks
 };
 
-template <int NT>
-__device__ __forceinline__ void store_partial(Partial<NT>& partial, const Accumulators<NT>& acc) {
-    u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int n = 0; n < NT; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) partial.d[warp][g + i / 2 * 8][n * 8 + pair + i % 2] = acc.d[n][i];
+// The sixteen rows, counted in the block, that are row tile r of this warp.
+template <int R>
+__device__ __forceinline__ u32 row_tile(u32 slices, int r) {
+    return threadIdx.x / 32 / slices * R + r;
 }
 
-// The result for one row and one vector: slices in order, then the terms, small ones first.
-template <int NT>
-__device__ __forceinline__ float sum_partial(const Partial<NT>& partial, u32 first_warp, u32 slices, u32 row, u32 vector) {
+template <int NT, int R>
+__device__ __forceinline__ void store_partial(Partial<NT, R>& partial, u32 slices, const Accumulators<NT> (&acc)[R]) {
+    u32 slice = threadIdx.x / 32 % slices, g = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                partial.d[row_tile<R>(slices, r) * slices + slice][g + i / 2 * 8][n * 8 + pair + i % 2] = acc[r].d[n][i];
+}
+
+// The result for one row of a tile and one vector: slices in order, then the terms, small ones first.
+template <int NT, int R>
+__device__ __forceinline__ float sum_partial(const Partial<NT, R>& partial, u32 tile, u32 slices, u32 row, u32 vector) {
+    u32 first = tile * slices;
     float terms[TERMS];
 #pragma unroll
     for (int term = 0; term < TERMS; term++) {
-        terms[term] = partial.d[first_warp][row][vector * TERMS + term];
+        terms[term] = partial.d[first][row][vector * TERMS + term];
         for (u32 slice = 1; slice < slices; slice++)
-            terms[term] += partial.d[first_warp + slice][row][vector * TERMS + term];
+            terms[term] += partial.d[first + slice][row][vector * TERMS + term];
     }
     return terms[0] + (terms[1] + terms[2]);
 }

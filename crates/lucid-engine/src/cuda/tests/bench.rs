@@ -11,7 +11,7 @@ use super::{gpu, split_vectors};
 use crate::cpu::Span;
 use crate::cuda::attention::{Pages, PartialSums, Shape, StepRows, attend};
 use crate::cuda::driver::{Address, Buffer, Gpu, launch};
-use crate::cuda::experts::{ExpertBuffers, Normed, down, gate_up};
+use crate::cuda::experts::{ExpertBuffers, Normed, Pass, down, gate_up};
 use crate::cuda::forward::CudaModel;
 use crate::cuda::kernels::{Kernels, Order, TERMS};
 use crate::cuda::matmul::{Product, multiply};
@@ -70,6 +70,25 @@ impl Noise {
             layout: Layout::Bf16,
             rows,
             cols,
+        }
+    }
+
+    /// Embeddings so large that no layer's sum hides them: tokens stay as different as those of a real text, and choose their
+    /// experts for themselves.
+    fn embeddings(&self, gpu: &Gpu) -> DeviceMatrix {
+        let mut random = Random::new(6);
+        let values: Vec<u16> =
+            (0..14_593 * 512).map(|_| ((random.number() * 16.0).to_bits() >> 16) as u16).collect();
+        let loud = gpu.upload(&values).unwrap();
+        let values = self.fill(gpu, &loud, 2 * VOCAB * HIDDEN);
+        gpu.synchronize().unwrap();
+        DeviceMatrix {
+            values,
+            scales: None,
+            global_scale: 1.0,
+            layout: Layout::Bf16,
+            rows: VOCAB,
+            cols: HIDDEN,
         }
     }
 
@@ -173,8 +192,10 @@ fn decoding_at_full_width() {
     let noise = Noise::new(&gpu);
     let copy = bandwidth(&gpu, &kernels, &noise);
     let layers: Vec<Layer> = (0..6).map(|_| noise.layer(&gpu)).collect();
-    for batch in [1, 8] {
+    for batch in [1, 8, 32, 64] {
         experts_alone(&gpu, &kernels, &layers, batch, copy);
+    }
+    for batch in [1, 8] {
         projections(&gpu, &kernels, &noise, &layers, batch, copy);
     }
     whole_layers(&gpu, kernels, &noise, layers, copy);
@@ -230,16 +251,16 @@ fn experts_alone(gpu: &Gpu, kernels: &Kernels, layers: &[Layer], batch: usize, c
         .collect();
     let experts = distinct as f64 / 8.0;
     println!("batch {batch}: {:.1} routed experts and the shared one", experts - 1.0);
-    let at_a_time = if batch <= 2 { 2 } else { 8 };
     let slots = routings[0].most_active(batch);
+    let pass = Pass::best(mlps[0], slots, batch);
     let up = measure(gpu, |i| {
         let visits = routings[i % 8].visits();
-        gate_up(gpu, kernels, mlps[i % 6], visits, slots, at_a_time, x, &buffers).unwrap();
+        gate_up(gpu, kernels, mlps[i % 6], visits, slots, pass, x, &buffers).unwrap();
     });
     let bytes = experts * expert_bytes(mlps[0]);
     line("experts, gate and up", up, bytes * 2.0 / 3.0, copy);
     let after = measure(gpu, |i| {
-        down(gpu, kernels, mlps[i % 6], routings[i % 8].visits(), slots, at_a_time, &buffers).unwrap();
+        down(gpu, kernels, mlps[i % 6], routings[i % 8].visits(), slots, pass, &buffers).unwrap();
     });
     line("experts, down", after, bytes / 3.0, copy);
     line("experts", up + after, bytes, copy);
@@ -311,7 +332,7 @@ fn whole_layers(gpu: &Gpu, kernels: Kernels, noise: &Noise, layers: Vec<Layer>, 
         FeedForward::Dense(_) => 0.0,
     };
     let weights = Weights {
-        embed_tokens: noise.bf16(gpu, VOCAB, HIDDEN),
+        embed_tokens: noise.embeddings(gpu),
         layers,
         norm: gpu.upload(&vec![1f32; HIDDEN]).unwrap(),
         lm_head: Some(noise.bf16(gpu, VOCAB, HIDDEN)),

@@ -3,7 +3,7 @@ use lucid_checkpoint::{MoE, ScoringFunc};
 use super::random::{self, Random, decoded, dot};
 use super::{gpu, read, same_bits, split_vectors};
 use crate::cuda::driver::Address;
-use crate::cuda::experts::{ExpertBuffers, Normed, visit};
+use crate::cuda::experts::{ExpertBuffers, Normed, Pass, visit};
 use crate::cuda::kernels::Order;
 use crate::cuda::router::Routes;
 use crate::cuda::weights::{Layout, Mlps};
@@ -59,17 +59,22 @@ fn visits_match_f64_and_never_depend_on_who_shares_the_pass() {
             };
             let x = Normed { natural: natural.address(), nvfp4: nvfp4.address() };
             let visits = count * (PER_TOKEN + 1);
-            let run = |at_a_time: usize| {
+            let run = |pass: Pass| {
                 let buffers = ExpertBuffers::new(&gpu, visits, width, hidden).unwrap();
                 gpu.write(buffers.outputs(), &vec![f32::NAN; visits * hidden]).unwrap();
                 let slots = routes.most_active(count);
-                visit(&gpu, &kernels, &on_gpu, routes.visits(), slots, at_a_time, x, &buffers).unwrap();
+                visit(&gpu, &kernels, &on_gpu, routes.visits(), slots, pass, x, &buffers).unwrap();
                 let mut y = vec![0f32; visits * hidden];
                 gpu.read(&mut y, buffers.outputs()).unwrap();
                 y
             };
-            let (plain, by_two, by_eight) = (run(0), run(2), run(8));
-            assert!(same_bits(&by_two, &by_eight), "{layout:?} {hidden}x{width}, {count} tokens");
+            let (plain, by_two) = (run(Pass::Plain), run(Pass::Two));
+            for pass in [Pass::Eight, Pass::EightWide] {
+                assert!(
+                    same_bits(&by_two, &run(pass)),
+                    "{pass:?}, {layout:?} {hidden}x{width}, {count} tokens"
+                );
+            }
             let chosen = routes.read(&gpu, count).unwrap();
             let mut places = vec![0u32; count * PER_TOKEN];
             gpu.read(&mut places, routes.places.address()).unwrap();
