@@ -77,7 +77,7 @@ pub enum ModeArgument {
 /// `lucid serve`
 #[derive(Args)]
 pub struct Serve {
-    /// Checkpoint folder (config.json and *.safetensors) [default: the bundled canary]
+    /// Checkpoint folder (config.json and *.safetensors) or .gguf file [default: the bundled canary]
     pub model: Option<PathBuf>,
     /// Address to listen on
     #[arg(long, default_value = "127.0.0.1")]
@@ -102,7 +102,7 @@ pub struct Serve {
 /// `lucid chat`
 #[derive(Args)]
 pub struct Chat {
-    /// Checkpoint folder, or http(s):// address of a server [default: the bundled canary]
+    /// Checkpoint folder, .gguf file, or http(s):// address of a server [default: the bundled canary]
     pub model: Option<String>,
     /// Which of the server's models to ask
     #[arg(long, value_name = "NAME")]
@@ -210,7 +210,7 @@ pub struct Drill {
 /// `lucid inspect`
 #[derive(Args)]
 pub struct Inspect {
-    /// Checkpoint folder [default: the bundled canary]
+    /// Checkpoint folder or .gguf file [default: the bundled canary]
     pub model: Option<PathBuf>,
     /// One row for every tensor, not one for every kind
     #[arg(long)]
