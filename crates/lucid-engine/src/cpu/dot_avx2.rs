@@ -13,6 +13,10 @@ use super::row::{BLOCK, Rows, Stored};
 /// From so many tokens on, decoding a row once into scratch beats decoding it in every tile.
 const DECODE_ONCE_FROM: usize = 7;
 
+/// How far ahead bf16 weights are fetched, in bytes. Rows of small models are too short for the hardware to follow: this made
+/// decoding the canary 1.37, 1.18 and 1.16 times as fast at 1, 8 and 16 streams (medians of three pairs); 4096 was no better.
+const PREFETCH: usize = 2048;
+
 /// Pointers to stored rows that decode sixteen columns at a time.
 trait Load: Copy {
     /// The same, `rows` rows of `cols` columns further on.
@@ -91,6 +95,8 @@ impl Load for Bf16 {
         // SAFETY: 32 bytes of the row. A bf16 is the high half of an f32.
         unsafe {
             let at = self.0.add(32 * block).cast::<__m128i>();
+            // A prefetch may leave the rows: it never faults.
+            _mm_prefetch::<_MM_HINT_T0>(self.0.wrapping_add(32 * block + PREFETCH).cast());
             let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(at));
             let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.add(1)));
             [
