@@ -187,10 +187,10 @@ fn shared_product<'a>(
     weight: &'a lucid_checkpoint::Matrix,
     inputs: Inputs<'a>,
     tokens: usize,
-    out: &mut Vec<f32>,
+    out: &'a mut Vec<f32>,
 ) -> Product<'a> {
     out.resize(tokens * weight.rows, 0.0);
-    // SAFETY: one output, dense, in a buffer that is not touched before the product is computed.
+    // SAFETY: one output, dense, in a buffer that stays borrowed until the product is computed.
     let outputs = unsafe { OutputBuffer::new(out).rows(0, weight.rows, tokens, weight.rows) };
     Product { weight, rows: 0..weight.rows, inputs, count: tokens, outputs }
 }

@@ -284,9 +284,9 @@ fn dense<'a>(
     weight: &'a lucid_checkpoint::Matrix,
     inputs: Inputs<'a>,
     count: usize,
-    out: &mut [f32],
+    out: &'a mut [f32],
 ) -> Product<'a> {
-    // SAFETY: one output, dense, in a buffer that the caller doesn't touch before the product is computed.
+    // SAFETY: one output, dense, in a buffer that stays borrowed until the product is computed.
     let outputs = unsafe { OutputBuffer::new(out).rows(0, weight.rows, count, weight.rows) };
     Product { weight, rows: 0..weight.rows, inputs, count, outputs }
 }

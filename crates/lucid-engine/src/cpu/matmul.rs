@@ -1,6 +1,7 @@
 //! Matrix products `y = x Wᵀ` on packed weights, many small ones in one round of the threads.
 
 use std::cell::RefCell;
+use std::marker::PhantomData;
 
 use lucid_checkpoint::Matrix;
 
@@ -57,9 +58,11 @@ impl<'a> Inputs<'a> {
 }
 
 /// Where a product goes: vector `i` starts at `start + i * stride` of the buffer.
-pub struct Outputs {
+pub struct Outputs<'a> {
     at: *mut f32,
     stride: usize,
+    /// The buffer stays borrowed until the product is computed.
+    buffer: PhantomData<&'a mut [f32]>,
 }
 
 /// A buffer that several products of one round write to, each to its own places.
@@ -78,13 +81,13 @@ impl<'a> OutputBuffer<'a> {
     ///
     /// # Safety
     /// No two outputs of one round overlap, and the buffer outlives the round.
-    pub unsafe fn rows(&mut self, start: usize, stride: usize, count: usize, cols: usize) -> Outputs {
+    pub unsafe fn rows(&mut self, start: usize, stride: usize, count: usize, cols: usize) -> Outputs<'a> {
         assert!(cols <= stride || count <= 1, "vectors overlap");
         assert!(
             count == 0 || start + (count - 1) * stride + cols <= self.0.len(),
             "output leaves its buffer"
         );
-        Outputs { at: self.0[start..].as_mut_ptr(), stride }
+        Outputs { at: self.0[start..].as_mut_ptr(), stride, buffer: PhantomData }
     }
 }
 
@@ -99,7 +102,7 @@ pub struct Product<'a> {
     /// Vectors.
     pub count: usize,
     /// `[count, rows.len()]`.
-    pub outputs: Outputs,
+    pub outputs: Outputs<'a>,
 }
 
 // SAFETY: `Outputs` is the only part that isn't Sync by itself; tasks write to disjoint elements (see `multiply`).
