@@ -3,8 +3,9 @@
 mod endpoint;
 mod reference;
 
+pub(crate) use lucid_findings::{Examined, Skip};
+
 use crate::evidence::Examination;
-use crate::report::Finding;
 
 /// Evidence that a check can't do without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,22 +25,6 @@ pub struct TypicalCost {
     pub requests: u32,
     /// Tokens that the server reads and writes.
     pub tokens: u32,
-}
-
-/// What a check found; empty is a pass. Findings of severity `Info` are facts for the causes.
-pub(crate) struct Examined {
-    pub(crate) findings: Vec<Finding>,
-    /// What this run covered, with its numbers.
-    pub(crate) covered: String,
-}
-
-/// Why a check could not decide.
-pub(crate) struct Skip(pub(crate) String);
-
-impl From<String> for Skip {
-    fn from(reason: String) -> Skip {
-        Skip(reason)
-    }
 }
 
 /// One check.

@@ -1,0 +1,1 @@
+//! Finds debugging code and monkey patches in installed Python packages, from their syntax trees.

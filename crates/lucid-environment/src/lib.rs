@@ -1,0 +1,1 @@
+//! What is installed: distributions, their RECORDs, versions that must match, overlays and caches.

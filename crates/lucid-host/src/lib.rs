@@ -1,0 +1,1 @@
+//! What runs on the host: processes, services, serving flags, GPUs, memory.
