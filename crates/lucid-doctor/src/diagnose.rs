@@ -7,7 +7,7 @@ use crate::causes;
 use crate::checks::{self, Check, Examined, Need, Skip};
 use crate::evidence::{Evidence, Examination, Reference};
 use crate::report::{CheckOutcome, CheckResult, Finding, Report, SCHEMA, Severity, SubjectSummary, Verdict};
-use crate::subject::Subject;
+use crate::subject::{Subject, Symptom};
 
 /// What happens while the diagnosis runs.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,7 +59,7 @@ pub fn diagnose(mut subject: Subject, progress: &mut dyn FnMut(Progress)) -> Rep
     summary.server = examination.endpoint.as_ref().map(|endpoint| endpoint.info().clone());
     let evidence = examination.evidence;
     summary.reference = evidence.divergence.as_ref().map(|divergence| divergence.semantics.clone());
-    assemble(started, clock, summary, evidence, findings, results)
+    assemble(started, clock, summary, evidence, findings, results, subject.symptom)
 }
 
 fn run(
@@ -125,10 +125,11 @@ fn assemble(
     evidence: Evidence,
     mut findings: Vec<Finding>,
     checks: Vec<CheckResult>,
+    symptom: Option<Symptom>,
 ) -> Report {
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let verdict = verdict(&findings, &checks, &evidence.obstacles);
-    let ranking = causes::rank(&findings);
+    let ranking = causes::rank(&findings, symptom);
     Report {
         schema: SCHEMA,
         lucid: env!("CARGO_PKG_VERSION").to_owned(),

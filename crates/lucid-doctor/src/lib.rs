@@ -11,6 +11,7 @@
 //! The way of the data: a [`Subject`] is examined by the [`checks`], which gather evidence through a narrow interface
 //! and leave [`Finding`]s; the [`causes`] are ranked by the findings for and against them; a [`Report`] holds it all.
 
+pub mod archive;
 pub mod causes;
 pub mod checks;
 mod diagnose;
@@ -23,7 +24,8 @@ pub mod statistics;
 mod subject;
 
 pub use diagnose::{Progress, diagnose};
+pub use evidence::MachineEvidence;
 pub use report::{
     Cause, CheckOutcome, CheckResult, Cost, Finding, Proof, Remedy, Report, Severity, SubjectSummary, Verdict,
 };
-pub use subject::{Depth, Subject};
+pub use subject::{Depth, Subject, Symptom};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lucid_checkpoint::Files;
 use lucid_client::ApiKey;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// How much to spend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -41,6 +41,32 @@ impl Depth {
     }
 }
 
+/// What somebody saw: evidence too, if the weakest. It moves the priors of the causes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Symptom {
+    /// Answers make no sense.
+    Incoherent,
+    /// Answers get worse over a long answer, a long prompt or over hours.
+    Drift,
+    /// The same words again and again.
+    Repetition,
+    /// Answers are empty or cut.
+    EmptyAnswers,
+    /// Tool calls fail.
+    Tools,
+    /// The process ends.
+    Crash,
+    /// It doesn't come up.
+    Startup,
+    /// It takes long to come up.
+    SlowStart,
+    /// It is slow.
+    Slow,
+    /// It stops answering.
+    Hang,
+}
+
 /// What the user has. Checks whose evidence is missing are skipped, and the report says so.
 #[derive(Debug)]
 pub struct Subject {
@@ -52,6 +78,8 @@ pub struct Subject {
     pub model: Option<String>,
     /// Sent as a bearer token; never kept.
     pub api_key: Option<ApiKey>,
+    /// What somebody saw.
+    pub symptom: Option<Symptom>,
     /// How much to spend.
     pub depth: Depth,
     /// Seeds prompts, secrets and sampling. The same seed asks the same questions.
@@ -69,6 +97,7 @@ impl Default for Subject {
             checkpoint: None,
             model: None,
             api_key: None,
+            symptom: None,
             depth: Depth::default(),
             seed: 1,
             timeout: Duration::from_secs(300),

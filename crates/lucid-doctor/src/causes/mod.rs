@@ -1,7 +1,10 @@
 //! Ranks the causes by the findings for and against them.
 
+use std::collections::BTreeMap;
+
 use crate::knowledge::{CauseEntry, causes};
-use crate::report::{Cause, Finding};
+use crate::report::{Cause, Finding, Remedy, Severity};
+use crate::subject::Symptom;
 
 /// The ranked causes, and the probability of none of them.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,49 +18,118 @@ pub struct Ranking {
 /// Causes less likely than this are not listed.
 const LEAST: f64 = 0.02;
 
-/// Adds each cause's prior and the weights of the findings that are there (log-odds), and normalizes over all causes and
-/// "something else". A cause that no finding speaks for is not listed.
+/// Log-odds that a symptom adds to the causes that can produce it, and takes from the others.
+const SYMPTOM: f64 = 1.5;
+
+/// Adds each cause's prior and what the findings say about it (log-odds), and normalizes over all causes and "something else".
+///
+/// Findings speak through `knowledge/causes.toml` and through their own suggestions. Suggestions of one check about one cause
+/// come from the same evidence, a hundred log lines of one crash for example: only the strongest for it and the strongest against
+/// it count. What lies off the path that the model takes can't be its cause, so an inactive finding speaks for none.
+///
+/// A cause that no finding speaks for is not listed, unless the symptom asks for it and a finding speaks against it.
 #[must_use]
-pub fn rank(findings: &[Finding]) -> Ranking {
+pub fn rank(findings: &[Finding], symptom: Option<Symptom>) -> Ranking {
     let table = causes();
-    let mut scored: Vec<(f64, &CauseEntry, Vec<String>, Vec<String>)> = Vec::new();
-    for cause in &table.causes {
-        let (mut score, mut supported_by, mut against) = (cause.prior, Vec::new(), Vec::new());
-        for finding in findings {
-            for weight in cause.evidence.iter().filter(|weight| weight.is_about(&finding.id)) {
-                score += weight.weight;
-                if weight.weight > 0.0 { &mut supported_by } else { &mut against }.push(finding.id.clone());
-            }
-        }
-        if !supported_by.is_empty() {
-            scored.push((score, cause, supported_by, against));
-        }
-    }
-    // Without anything wrong there is nothing to explain.
-    if !findings.iter().any(|finding| finding.severity > crate::report::Severity::Info) || scored.is_empty() {
+    let mut scored: Vec<Scored<'_>> =
+        table.causes.iter().map(|cause| Scored::new(cause, findings, symptom)).collect();
+    // Without anything wrong, only what explains without accusing can be listed.
+    let wrong = findings.iter().any(|finding| finding.severity > Severity::Info);
+    scored.retain(|scored| (wrong && scored.asked_for) || scored.supported());
+    scored.retain(|scored| wrong || scored.cause.benign);
+    if !scored.iter().any(Scored::supported) {
         return Ranking { causes: Vec::new(), something_else: 0.0 };
     }
-    let total = scored.iter().map(|(score, ..)| score.exp()).sum::<f64>() + table.something_else.exp();
-    scored.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let causes = scored.into_iter().map(|(score, cause, supported_by, against)| Cause {
-        id: cause.id.clone(),
-        title: cause.title.clone(),
-        probability: score.exp() / total,
-        supported_by,
-        against,
-        next_test: cause.next_test.clone(),
-        remedy: cause.remedy.clone(),
-    });
-    Ranking {
-        causes: causes.filter(|cause| cause.probability >= LEAST).collect(),
-        something_else: table.something_else.exp() / total,
+    scored.sort_by(|a, b| b.score.total_cmp(&a.score));
+    let total = scored.iter().map(|scored| scored.score.exp()).sum::<f64>() + table.something_else.exp();
+    let listed = scored
+        .into_iter()
+        .map(|scored| scored.into_cause(total))
+        .filter(|cause| cause.probability >= LEAST || (symptom.is_some() && !cause.against.is_empty()));
+    Ranking { causes: listed.collect(), something_else: table.something_else.exp() / total }
+}
+
+/// A cause on the scales.
+struct Scored<'a> {
+    cause: &'static CauseEntry,
+    score: f64,
+    supported_by: Vec<String>,
+    against: Vec<String>,
+    /// The symptom is one of those that it can produce.
+    asked_for: bool,
+    /// What the finding that speaks for it the loudest says to do: it names the package or the file.
+    remedy: Option<(f64, &'a Remedy)>,
+}
+
+impl<'a> Scored<'a> {
+    fn new(cause: &'static CauseEntry, findings: &'a [Finding], symptom: Option<Symptom>) -> Scored<'a> {
+        let asked_for = symptom.is_some_and(|symptom| cause.explains.contains(&symptom));
+        let mut scored = Scored {
+            cause,
+            score: cause.prior,
+            supported_by: Vec::new(),
+            against: Vec::new(),
+            asked_for,
+            remedy: None,
+        };
+        if symptom.is_some() {
+            scored.score += if asked_for { SYMPTOM } else { -SYMPTOM };
+        }
+        // The strongest suggestion of each check, for and against.
+        let mut strongest: BTreeMap<(&str, bool), f64> = BTreeMap::new();
+        for finding in findings {
+            for weight in cause.evidence.iter().filter(|weight| weight.is_about(&finding.id)) {
+                scored.score += weight.weight;
+                scored.note(weight.weight, &finding.id);
+            }
+            let inactive = finding.active == Some(false);
+            for suggestion in finding.suggests.iter().filter(|suggestion| suggestion.cause == cause.id) {
+                if suggestion.weight > 0.0 && inactive {
+                    continue;
+                }
+                let entry = strongest.entry((&finding.check, suggestion.weight > 0.0)).or_default();
+                if suggestion.weight.abs() > entry.abs() {
+                    *entry = suggestion.weight;
+                }
+                scored.note(suggestion.weight, &finding.id);
+                let louder = scored.remedy.is_none_or(|(weight, _)| suggestion.weight > weight);
+                if let (true, Some(remedy)) = (louder && suggestion.weight > 0.0, &finding.remedy) {
+                    scored.remedy = Some((suggestion.weight, remedy));
+                }
+            }
+        }
+        scored.score += strongest.values().sum::<f64>();
+        scored
+    }
+
+    fn note(&mut self, weight: f64, finding: &str) {
+        let list = if weight > 0.0 { &mut self.supported_by } else { &mut self.against };
+        if !list.iter().any(|known| known == finding) {
+            list.push(finding.to_owned());
+        }
+    }
+
+    fn supported(&self) -> bool {
+        !self.supported_by.is_empty()
+    }
+
+    fn into_cause(self, total: f64) -> Cause {
+        Cause {
+            id: self.cause.id.clone(),
+            title: self.cause.title.clone(),
+            probability: self.score.exp() / total,
+            benign: self.cause.benign,
+            supported_by: self.supported_by,
+            against: self.against,
+            next_test: self.cause.next_test.clone(),
+            remedy: self.remedy.map_or_else(|| self.cause.remedy.clone(), |(_, remedy)| remedy.clone()),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Severity;
 
     fn rank_ids(ids: &[&str]) -> Ranking {
         let findings: Vec<Finding> = ids
@@ -70,7 +142,7 @@ mod tests {
                 Finding::new(check, slug, if info { Severity::Info } else { Severity::Error }, "")
             })
             .collect();
-        rank(&findings)
+        rank(&findings, None)
     }
 
     fn top(ids: &[&str]) -> (String, f64) {
@@ -129,6 +201,54 @@ mod tests {
         let ranking =
             rank_ids(&["reference.logprobs/agrees", "endpoint.ladder/coherent", "endpoint.budget/separates"]);
         assert_eq!(ranking, Ranking { causes: vec![], something_else: 0.0 });
+    }
+
+    fn suggesting(check: &str, severity: Severity, cause: &str, weight: f64) -> Finding {
+        Finding::new(check, "x", severity, "").suggests(cause, weight)
+    }
+
+    #[test]
+    fn many_lines_of_one_log_are_one_piece_of_evidence() {
+        let one = suggesting("logs.signatures", Severity::Error, "out-of-memory", 3.0);
+        let alone = rank(std::slice::from_ref(&one), None);
+        assert_eq!(rank(&vec![one; 50], None).causes[0].probability, alone.causes[0].probability);
+    }
+
+    #[test]
+    fn what_does_not_run_is_no_cause() {
+        let patched = suggesting("env.record-integrity", Severity::Warning, "modified-package-files", 4.0)
+            .active(Some(false));
+        assert!(rank(&[patched], None).causes.is_empty());
+    }
+
+    #[test]
+    fn the_loudest_finding_says_what_to_do() {
+        let skew = suggesting("env.version-sets", Severity::Error, "package-version-skew", 6.0)
+            .remedy("one install", vec!["uv pip install --no-deps flashinfer-cubin==0.6.4".into()]);
+        let other = suggesting("logs.signatures", Severity::Error, "package-version-skew", 3.0)
+            .remedy("something general", vec![]);
+        let cause = &rank(&[other, skew], None).causes[0];
+        assert_eq!(cause.remedy.commands, ["uv pip install --no-deps flashinfer-cubin==0.6.4"]);
+        assert!(cause.probability > 0.9);
+    }
+
+    #[test]
+    fn a_symptom_lists_what_it_could_be_and_what_speaks_against_it() {
+        let debug = suggesting("env.debug-code", Severity::Error, "leftover-debug-code", 6.0);
+        let clean = suggesting("checkpoint.digest", Severity::Info, "checkpoint-corrupt", -6.0);
+        let ranking = rank(&[debug, clean], Some(Symptom::Incoherent));
+        assert_eq!(ranking.causes[0].id, "leftover-debug-code");
+        let innocent = ranking.causes.iter().find(|cause| cause.id == "checkpoint-corrupt").unwrap();
+        assert!(innocent.probability < 0.02 && innocent.against == ["checkpoint.digest/x"]);
+    }
+
+    #[test]
+    fn a_benign_explanation_accuses_nobody() {
+        let slow = suggesting("logs.timeline", Severity::Info, "slow-start-benign", 4.0);
+        let leaked = suggesting("logs.signatures", Severity::Info, "memory-leak", 1.0);
+        let ranking = rank(&[slow, leaked], None);
+        assert_eq!(ranking.causes.len(), 1);
+        assert!(ranking.causes[0].benign && ranking.causes[0].id == "slow-start-benign");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod answers;
 mod divergence;
 mod examination;
+mod machine;
 mod reference;
 
 pub(crate) use answers::{Answer, AnswerKind};
@@ -10,6 +11,7 @@ pub use answers::{RungScore, RungState};
 pub use divergence::{Divergence, HypothesisFit, PositionBin};
 pub(crate) use divergence::{Observation, Observed, PositionScore, PromptScore, compare};
 pub(crate) use examination::{Evidence, Examination};
+pub use machine::MachineEvidence;
 pub(crate) use reference::Reference;
 
 #[cfg(test)]

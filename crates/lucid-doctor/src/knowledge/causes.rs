@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 
 use crate::report::Remedy;
+use crate::subject::Symptom;
 
 /// The whole file.
 #[derive(Debug, Deserialize)]
@@ -22,6 +23,11 @@ pub(crate) struct CauseEntry {
     pub(crate) id: String,
     pub(crate) title: String,
     pub(crate) prior: f64,
+    /// Symptoms that it can produce.
+    pub(crate) explains: Vec<Symptom>,
+    /// Explains what was seen without anything being wrong.
+    #[serde(default)]
+    pub(crate) benign: bool,
     pub(crate) next_test: String,
     pub(crate) remedy: Remedy,
     pub(crate) evidence: Vec<Weight>,
@@ -69,11 +75,7 @@ mod tests {
         ids.dedup();
         assert_eq!(ids.len(), causes.causes.len(), "ids are unique");
         for cause in &causes.causes {
-            assert!(
-                cause.evidence.iter().any(|weight| weight.weight > 0.0),
-                "{} can never be raised",
-                cause.id
-            );
+            assert!(!cause.explains.is_empty(), "{}: what does it look like?", cause.id);
             assert!(
                 !cause.title.is_empty() && !cause.next_test.is_empty() && !cause.remedy.text.is_empty(),
                 "{}",

@@ -111,6 +111,8 @@ pub struct Cause {
     pub title: String,
     /// Of all causes and of "something else" together, 1.
     pub probability: f64,
+    /// Explains what was seen without anything being wrong.
+    pub benign: bool,
     /// Ids of the findings that speak for it.
     #[serde(rename = "for")]
     pub supported_by: Vec<String>,

@@ -45,7 +45,7 @@ fn report() -> Report {
         "The known mistake `router-bias-missing` does not explain it",
     );
     let findings = vec![differs, fits, excluded];
-    let ranking = crate::causes::rank(&findings);
+    let ranking = crate::causes::rank(&findings, None);
     let check = |id: &str, outcome, covered: &str, reason: Option<&str>| CheckResult {
         id: id.into(),
         outcome,
