@@ -180,12 +180,13 @@ impl Analysis {
             return self.processes.number(source as u32, name, parsed.pid.or(record.pid));
         }
         // The rest of a message whose first line alone was marked.
-        if parsed.stamp.is_none() && parsed.level.is_none() {
-            if let Some((owner, pid)) = state.owner {
-                if pid == record.pid && self.assembler.is_open(owner) {
-                    return owner;
-                }
-            }
+        if parsed.stamp.is_none()
+            && parsed.level.is_none()
+            && let Some((owner, pid)) = state.owner
+            && pid == record.pid
+            && self.assembler.is_open(owner)
+        {
+            return owner;
         }
         match &record.ident {
             Some(name) => self.processes.number(source as u32, name.as_bytes(), record.pid),
@@ -291,11 +292,11 @@ impl Analysis {
             let Some(text) = group(name) else { continue };
             if let Some(fact) = name.strip_prefix("fact_") {
                 self.fact(line, fact, text, spot);
-            } else if let Some(series) = name.strip_prefix("sample_") {
-                if let Some(value) = value(text) {
-                    let sample = Sample { time: spot.time, run, phase, value };
-                    self.series.entry(series.replace('_', "-")).or_default().push(sample);
-                }
+            } else if let Some(series) = name.strip_prefix("sample_")
+                && let Some(value) = value(text)
+            {
+                let sample = Sample { time: spot.time, run, phase, value };
+                self.series.entry(series.replace('_', "-")).or_default().push(sample);
             }
         }
         true
@@ -519,11 +520,12 @@ fn end_in_traceback(timeline: &mut Timeline, tracebacks: &[Traceback]) {
     if run.end != crate::RunEnd::Starting {
         return;
     }
-    if let Some(traceback) = tracebacks.iter().rev().find(|traceback| traceback.run == run.number) {
-        if traceback.last.source == run.last.source && run.last.line <= traceback.last.line + 50 {
-            run.end = crate::RunEnd::Crashed;
-            run.ended_at = Some(traceback.last.clone());
-        }
+    if let Some(traceback) = tracebacks.iter().rev().find(|traceback| traceback.run == run.number)
+        && traceback.last.source == run.last.source
+        && run.last.line <= traceback.last.line + 50
+    {
+        run.end = crate::RunEnd::Crashed;
+        run.ended_at = Some(traceback.last.clone());
     }
 }
 

@@ -155,10 +155,10 @@ impl Open {
                     part.left_out += 1;
                 }
                 part.frames.push(frame);
-            } else if let Some(frame) = part.frames.last_mut().filter(|frame| frame.code.is_empty()) {
-                if !trimmed.iter().all(|byte| matches!(byte, b'^' | b'~' | b' ')) {
-                    frame.code = excerpt(trimmed);
-                }
+            } else if let Some(frame) = part.frames.last_mut().filter(|frame| frame.code.is_empty())
+                && !trimmed.iter().all(|byte| matches!(byte, b'^' | b'~' | b' '))
+            {
+                frame.code = excerpt(trimmed);
             }
             return true;
         }

@@ -119,27 +119,27 @@ fn bracketed<'a>(parsed: &mut Parsed<'a>) -> bool {
         parsed.message = after_space(rest);
         return true;
     }
-    if let [level @ (b'I' | b'W' | b'E' | b'F'), digits @ ..] = inner {
-        if let (Some(month), Some(day)) = (two(digits), digits.get(2..).and_then(two)) {
-            let Some((time, length)) = digits.get(5..).and_then(clock) else { return false };
-            parsed.level = Level::parse(&[*level]);
-            parsed.stamp = parsed.stamp.or(Some(Stamp::Yearless { month, day, time }));
-            parsed.place = Some(inner[6 + length..].trim_ascii());
-            parsed.message = after_space(rest);
-            return true;
-        }
+    if let [level @ (b'I' | b'W' | b'E' | b'F'), digits @ ..] = inner
+        && let (Some(month), Some(day)) = (two(digits), digits.get(2..).and_then(two))
+    {
+        let Some((time, length)) = digits.get(5..).and_then(clock) else { return false };
+        parsed.level = Level::parse(&[*level]);
+        parsed.stamp = parsed.stamp.or(Some(Stamp::Yearless { month, day, time }));
+        parsed.place = Some(inner[6 + length..].trim_ascii());
+        parsed.message = after_space(rest);
+        return true;
     }
     let seconds = inner.trim_ascii();
-    if let Some((whole, length)) = number(seconds) {
-        if let Some([b'.', fraction @ ..]) = seconds.get(length..) {
-            if fraction.len() == 6 && fraction.iter().all(u8::is_ascii_digit) {
-                let micros = number(fraction).map_or(0, |(micros, _)| micros);
-                parsed.stamp = parsed.stamp.or(Some(Stamp::Relative(whole * 1000 + micros / 1000)));
-                parsed.process = parsed.process.or(Some(b"kernel"));
-                parsed.message = after_space(rest);
-                return true;
-            }
-        }
+    if let Some((whole, length)) = number(seconds)
+        && let Some([b'.', fraction @ ..]) = seconds.get(length..)
+        && fraction.len() == 6
+        && fraction.iter().all(u8::is_ascii_digit)
+    {
+        let micros = number(fraction).map_or(0, |(micros, _)| micros);
+        parsed.stamp = parsed.stamp.or(Some(Stamp::Relative(whole * 1000 + micros / 1000)));
+        parsed.process = parsed.process.or(Some(b"kernel"));
+        parsed.message = after_space(rest);
+        return true;
     }
     // `dmesg -T`: `[Sat Nov 29 12:00:00 2026] `
     if let Some((month, day, time, length)) = inner.get(4..).and_then(month_day_time) {
@@ -273,15 +273,15 @@ fn numbered(parsed: &mut Parsed<'_>) -> bool {
         let head = &parsed.message[..parsed.message.len().min(100)];
         let mut at = 0;
         for word in head.split(|byte| matches!(byte, b' ' | b'|' | b'-' | b'[' | b']' | b':')) {
-            if word.len() > 3 && word.iter().all(u8::is_ascii_uppercase) {
-                if let Some(level) = Level::parse(word) {
-                    parsed.level = Some(level);
-                    let rest = &parsed.message[at + word.len()..];
-                    let marks =
-                        rest.iter().take_while(|b| matches!(b, b' ' | b'|' | b'-' | b']' | b':')).count();
-                    parsed.message = &rest[marks..];
-                    break;
-                }
+            if word.len() > 3
+                && word.iter().all(u8::is_ascii_uppercase)
+                && let Some(level) = Level::parse(word)
+            {
+                parsed.level = Some(level);
+                let rest = &parsed.message[at + word.len()..];
+                let marks = rest.iter().take_while(|b| matches!(b, b' ' | b'|' | b'-' | b']' | b':')).count();
+                parsed.message = &rest[marks..];
+                break;
             }
             at += word.len() + 1;
         }

@@ -204,10 +204,10 @@ impl Machine {
             self.before_crash = self.current;
         }
         self.current = Some(kind);
-        if kind <= PhaseKind::Serve {
-            if let Some(open) = self.runs.last_mut() {
-                open.reached = open.reached.max(Some(kind));
-            }
+        if kind <= PhaseKind::Serve
+            && let Some(open) = self.runs.last_mut()
+        {
+            open.reached = open.reached.max(Some(kind));
         }
         if self.phases.len() >= Timeline::MOST {
             self.left_out += 1;

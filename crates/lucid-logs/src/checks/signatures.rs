@@ -188,7 +188,8 @@ fn finding(
     }
     let remedy = when.and_then(|when| when.remedy.as_ref()).unwrap_or(&signature.remedy);
     let commands = when.and_then(|when| when.commands.as_ref()).unwrap_or(&signature.commands);
-    if !silenced && !(remedy.is_empty() && commands.is_empty()) {
+    let told = !remedy.is_empty() || !commands.is_empty();
+    if told && !silenced {
         let text = hits.first().map_or("", |hit| hit.text.as_str());
         let commands = commands.iter().map(|command| filled(command, regex, text)).collect();
         finding = finding.remedy(remedy.clone(), commands);

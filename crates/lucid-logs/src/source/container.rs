@@ -14,10 +14,11 @@ pub(crate) struct Unwrapper {
 impl Unwrapper {
     /// Unwraps a raw line into `record`; false while the line isn't complete. `raw` may be taken.
     pub fn unwrap(&mut self, raw: &mut Vec<u8>, record: &mut Record) -> bool {
-        if raw.first() == Some(&b'{') && raw.last() == Some(&b'}') {
-            if let Some(goes_on) = json::unwrap(raw, record) {
-                return self.join(0, goes_on, record);
-            }
+        if raw.first() == Some(&b'{')
+            && raw.last() == Some(&b'}')
+            && let Some(goes_on) = json::unwrap(raw, record)
+        {
+            return self.join(0, goes_on, record);
         }
         let after_prefix = prefix(raw);
         let rest = &raw[after_prefix..];

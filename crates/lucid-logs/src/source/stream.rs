@@ -170,10 +170,10 @@ impl Stream {
             if let Some(reading) = self.reading.take() {
                 summary.bytes = reading.lines.bytes;
                 summary.cut_lines = reading.lines.cut;
-                if let Some(program) = reading.program {
-                    if let Err(error) = program.finish(&excerpt(&reading.last)) {
-                        summary.error = Some(error.to_string());
-                    }
+                if let Some(program) = reading.program
+                    && let Err(error) = program.finish(&excerpt(&reading.last))
+                {
+                    summary.error = Some(error.to_string());
                 }
             }
         }
