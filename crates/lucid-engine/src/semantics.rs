@@ -13,9 +13,19 @@ use crate::Plant;
 pub enum Mode {
     /// Plain f32 everywhere, in the order of the formulas: the witness.
     Reference,
-    /// f32 activations with vector kernels and a bf16 KV cache: the server.
+    /// A bf16 KV cache; on a GPU, activations enter products as bf16 too, and sums stay f32: the server.
     #[default]
     Serving,
+}
+
+impl Mode {
+    /// bf16 terms of an activation in the GPU's products: three hold an f32 exactly.
+    pub(crate) fn terms(self) -> usize {
+        match self {
+            Mode::Reference => 3,
+            Mode::Serving => 1,
+        }
+    }
 }
 
 /// What is asked of the engine; `None` means "as the checkpoint says".
@@ -62,6 +72,16 @@ impl Semantics {
             rope_pairing: if interleaved { "interleaved" } else { "half-split" },
             plant: options.plant.map(Plant::name),
         }
+    }
+}
+
+impl Semantics {
+    /// The same on a GPU.
+    pub(crate) fn on_gpu(mut self) -> Semantics {
+        if self.mode.terms() == 1 {
+            self.activations = "bf16 (weight-only quantization)";
+        }
+        self
     }
 }
 

@@ -1,12 +1,14 @@
 //! Multi-head latent attention in the absorbed form over the paged cache.
 
 use super::driver::{Address, Buffer, Gpu, launch};
-use super::kernels::{Kernels, Order};
+use super::kernels::{ATTENTION_SHARED, Kernels, Order};
 use crate::kv_cache::PAGE_TOKENS;
 use crate::{Error, Mode};
 
-/// Sums run over units of 32 tokens (see `attention.cu`).
-const UNITS_PER_PAGE: usize = PAGE_TOKENS / 32;
+/// The plain kernels' sums run over units of 32 tokens (see `attention.cu`).
+const UNIT_TOKENS: usize = 32;
+/// Blocks that keep half of a large GPU busy: each takes a multiprocessor, of about 132.
+const ENOUGH_BLOCKS: usize = 60;
 /// Memory for sums of single units, when it is free to choose.
 const PARTIAL_BYTES: usize = 64 << 20;
 /// At the most, however long the context.
@@ -56,7 +58,7 @@ pub struct Inputs<'a> {
     pub angles: &'a Buffer,
     /// Pairs are adjacent.
     pub interleaved: bool,
-    /// `[rows, 3, heads * nope]` bf16, written.
+    /// `[rows, terms, heads * nope]` bf16, written.
     pub nope_split: Address,
     /// `[rows, heads, latent + rope]` f32; the rotated part is written.
     pub absorbed: Address,
@@ -85,7 +87,36 @@ pub fn inputs(
 /// Room for the sums of single units.
 pub struct PartialSums(Buffer);
 
-/// How pages are summed; the bits are the same.
+/// Which kernels sum. A model takes the same ones always, for their bits differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// f32 throughout, for any cache.
+    Plain,
+    /// On tensor cores: bf16 cache, queries and softmax weights.
+    Tensor,
+}
+
+impl Kind {
+    /// What a model with such a cache takes on this GPU.
+    #[must_use]
+    pub fn of(kernels: &Kernels, shape: Shape) -> Kind {
+        match shape.mode {
+            Mode::Serving if kernels.roomy => Kind::Tensor,
+            _ => Kind::Plain,
+        }
+    }
+
+    /// Parts of `pages` pages that may be summed by themselves.
+    fn units(self, pages: usize) -> usize {
+        match self {
+            Kind::Plain => pages * PAGE_TOKENS / UNIT_TOKENS,
+            // Spans, as `attention_tensor.cu` cuts them.
+            Kind::Tensor => pages.min(32).div_ceil(2) + pages.saturating_sub(32).div_ceil(8),
+        }
+    }
+}
+
+/// How units are summed; the bits are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
     /// Side by side, when they fit into the partial sums: for decoding.
@@ -100,23 +131,27 @@ impl PartialSums {
     /// # Errors
     /// When the memory is missing.
     pub fn new(gpu: &Gpu, shape: Shape, positions: usize) -> Result<PartialSums, Error> {
-        let one_row = bytes(shape, 1, positions.div_ceil(PAGE_TOKENS));
-        Ok(PartialSums(gpu.allocate(one_row.clamp(PARTIAL_BYTES, MOST_PARTIAL_BYTES))?))
+        let pages = positions.div_ceil(PAGE_TOKENS);
+        let one_row = bytes(shape, 1, Kind::Plain.units(pages));
+        let busy = bytes(shape, 2 * ENOUGH_BLOCKS / shape.heads.div_ceil(32), Kind::Tensor.units(pages));
+        Ok(PartialSums(gpu.allocate(one_row.max(busy).clamp(PARTIAL_BYTES, MOST_PARTIAL_BYTES))?))
     }
 
-    /// Whether a step's sums fit.
+    /// The faster way that fits.
     #[must_use]
-    pub fn choose(&self, shape: Shape, step: StepRows) -> Pages {
-        let fits = bytes(shape, step.count, step.most_pages) <= self.0.bytes();
-        if fits && step.count <= 65_535 { Pages::SideBySide } else { Pages::InOrder }
+    pub fn choose(&self, kernels: &Kernels, shape: Shape, step: StepRows) -> Pages {
+        let kind = Kind::of(kernels, shape);
+        let fits = bytes(shape, step.count, kind.units(step.most_pages)) <= self.0.bytes();
+        let busy = kind == Kind::Tensor && step.count * shape.heads.div_ceil(32) >= ENOUGH_BLOCKS;
+        if fits && !busy && step.count <= 65_535 { Pages::SideBySide } else { Pages::InOrder }
     }
 }
 
-fn bytes(shape: Shape, rows: usize, pages: usize) -> usize {
-    rows * shape.heads * pages * UNITS_PER_PAGE * (shape.latent + 2) * 4
+fn bytes(shape: Shape, rows: usize, units: usize) -> usize {
+    rows * shape.heads * units * (shape.latent + 2) * 4
 }
 
-/// `queries` `[rows, heads, latent + rope]` f32 against the cache; `out` `[rows, 3, heads * latent]` in split form, in `order`.
+/// `queries` `[rows, heads, latent + rope]` f32 against the cache; `out` `[rows, terms, heads * latent]` in split form, in `order`.
 #[allow(clippy::too_many_arguments)] // The kernels'.
 pub fn attend(
     gpu: &Gpu,
@@ -129,19 +164,43 @@ pub fn attend(
     pages: Pages,
     (out, order): (Address, Order),
 ) -> Result<(), Error> {
-    let (one_by_one, side_by_side) = match shape.mode {
-        Mode::Reference => (kernels.attend_f32, kernels.attend_units_f32),
-        Mode::Serving => (kernels.attend_bf16, kernels.attend_units_bf16),
-    };
-    let (heads, blocks) = (shape.heads as u32, shape.heads.div_ceil(8));
-    if pages == Pages::InOrder {
-        return launch!(gpu, one_by_one, (blocks, step.count, 1), 256, 0;
-            queries, heads, shape.scale, step.rows, step.pages, cache, order, out);
+    let heads = shape.heads as u32;
+    let kind = Kind::of(kernels, shape);
+    let units = kind.units(step.most_pages);
+    let (row_queries, sums) = (queries, partial.0.address());
+    let (rows, page_table) = (step.rows, step.pages);
+    match kind {
+        Kind::Tensor => {
+            // Few rows leave multiprocessors idle: then more blocks with fewer heads.
+            let few =
+                shape.heads <= 16 || (pages == Pages::SideBySide && 4 * units * step.count <= ENOUGH_BLOCKS);
+            let (at_once, one_by_one, side_by_side) = match few {
+                true => (16, kernels.attend_rows_16, kernels.attend_spans_16),
+                false => (32, kernels.attend_rows_32, kernels.attend_spans_32),
+            };
+            let blocks = shape.heads.div_ceil(at_once);
+            if pages == Pages::InOrder {
+                return launch!(gpu, one_by_one, (1, blocks, step.count), 256, ATTENTION_SHARED;
+                    row_queries, heads, shape.scale, rows, page_table, cache, order, out);
+            }
+            launch!(gpu, side_by_side, (units, blocks, step.count), 256, ATTENTION_SHARED;
+                row_queries, heads, shape.scale, rows, page_table, cache, sums)?;
+        }
+        Kind::Plain => {
+            let (one_by_one, side_by_side) = match shape.mode {
+                Mode::Reference => (kernels.attend_f32, kernels.attend_units_f32),
+                Mode::Serving => (kernels.attend_bf16, kernels.attend_units_bf16),
+            };
+            let blocks = shape.heads.div_ceil(8);
+            if pages == Pages::InOrder {
+                return launch!(gpu, one_by_one, (blocks, step.count, 1), 256, 0;
+                    row_queries, heads, shape.scale, rows, page_table, cache, order, out);
+            }
+            launch!(gpu, side_by_side, (units, blocks, step.count), 256, 0;
+                row_queries, heads, shape.scale, rows, page_table, cache, sums)?;
+        }
     }
-    let sums = partial.0.address();
-    let units = step.most_pages * UNITS_PER_PAGE;
-    launch!(gpu, side_by_side, (units, blocks, step.count), 256, 0;
-        queries, heads, shape.scale, step.rows, step.pages, cache, sums)?;
-    let units = units as u32;
-    launch!(gpu, kernels.merge_units, (shape.heads, step.count, 1), 256, 0; sums, heads, units, step.rows, order, out)
+    let (units, tokens) = (units as u32, if kind == Kind::Tensor { 0 } else { UNIT_TOKENS as u32 });
+    launch!(gpu, kernels.merge_units, (shape.heads, step.count, 1), shape.latent / 2, 0;
+        sums, heads, units, tokens, rows, order, out)
 }

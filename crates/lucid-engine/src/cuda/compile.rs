@@ -8,11 +8,13 @@ use cudarc::driver::{result, sys};
 use cudarc::nvrtc::sys as nvrtc;
 
 use super::driver::{Gpu, failed};
+use super::kernels::{ATTENTION_SHARED, DOWN_SHARED, EXPERTS_WIDE_SHARED, GATE_UP_SHARED, MATMUL_SHARED};
 use crate::Error;
 
 /// The program's files, in the order in which they need each other.
-const SOURCES: [(&str, &str); 10] = [
+const SOURCES: [(&str, &str); 12] = [
     ("numerics.cuh", include_str!("kernels/numerics.cuh")),
+    ("ring.cuh", include_str!("kernels/ring.cuh")),
     ("mma.cuh", include_str!("kernels/mma.cuh")),
     ("bandwidth.cu", include_str!("kernels/bandwidth.cu")),
     ("embedding.cu", include_str!("kernels/embedding.cu")),
@@ -20,6 +22,7 @@ const SOURCES: [(&str, &str); 10] = [
     ("norm.cu", include_str!("kernels/norm.cu")),
     ("matmul.cu", include_str!("kernels/matmul.cu")),
     ("attention.cu", include_str!("kernels/attention.cu")),
+    ("attention_tensor.cu", include_str!("kernels/attention_tensor.cu")),
     ("router.cu", include_str!("kernels/router.cu")),
     ("experts.cu", include_str!("kernels/experts.cu")),
 ];
@@ -27,6 +30,17 @@ const SOURCES: [(&str, &str); 10] = [
 /// What to do when the compiler is missing.
 const INSTALL: &str = "install CUDA 12.4 or later (the package cuda-nvrtc is enough), or `pip install nvidia-cuda-nvrtc` and add \
                        its lib folder to LD_LIBRARY_PATH";
+
+/// What the program is compiled for.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Latent part of a cache entry.
+    pub latent: usize,
+    /// Rotated part of a cache entry.
+    pub rope: usize,
+    /// bf16 terms of an activation: three hold an f32 exactly, one rounds it (see `numerics.cuh`).
+    pub terms: usize,
+}
 
 /// A loaded program.
 pub struct Module {
@@ -48,14 +62,14 @@ impl Drop for Module {
 }
 
 impl Module {
-    /// Loads all kernels for a model with these sizes of a cache entry, from the cache or from source.
+    /// Loads all kernels, from the cache or from source.
     ///
     /// # Errors
     /// When there is no cached program and no compiler, or the program can't be compiled or loaded.
-    pub fn load(gpu: &Gpu, latent: usize, rope: usize) -> Result<Module, Error> {
+    pub fn load(gpu: &Gpu, sizes: Sizes) -> Result<Module, Error> {
         gpu.make_current()?;
         let source = source();
-        let options = options(gpu.capability(), latent, rope);
+        let options = options(gpu.capability(), sizes);
         let path = cache_folder().map(|folder| folder.join(file_name(gpu, &source, &options)));
         if let Some(kept) = path.as_deref().and_then(|path| std::fs::read(path).ok()) {
             // A damaged file is compiled anew.
@@ -107,15 +121,21 @@ fn source() -> String {
     SOURCES.iter().map(|(name, text)| format!("#line 1 \"{name}\"\n{text}\n")).collect()
 }
 
-fn options(capability: u32, latent: usize, rope: usize) -> Vec<String> {
+fn options(capability: u32, sizes: Sizes) -> Vec<String> {
     // From 9.0 on the "a" targets have instructions that only this very generation has.
     let suffix = if capability >= 90 { "a" } else { "" };
     vec![
         format!("--gpu-architecture=sm_{capability}{suffix}"),
         "--std=c++17".into(),
         "--fmad=false".into(),
-        format!("-DLATENT={latent}"),
-        format!("-DROPE={rope}"),
+        format!("-DLATENT={}", sizes.latent),
+        format!("-DROPE={}", sizes.rope),
+        format!("-DTERMS={}", sizes.terms),
+        format!("-DMATMUL_SHARED={MATMUL_SHARED}"),
+        format!("-DGATE_UP_SHARED={GATE_UP_SHARED}"),
+        format!("-DDOWN_SHARED={DOWN_SHARED}"),
+        format!("-DEXPERTS_WIDE_SHARED={EXPERTS_WIDE_SHARED}"),
+        format!("-DATTENTION_SHARED={ATTENTION_SHARED}"),
     ]
 }
 
@@ -230,8 +250,11 @@ mod tests {
             return;
         }
         for capability in [80, 90, 100, 120] {
-            let code = compile(&source(), &options(capability, 512, 64)).unwrap();
-            assert!(code.starts_with(b"\x7fELF"), "sm_{capability}");
+            for terms in [1, 3] {
+                let sizes = Sizes { latent: 512, rope: 64, terms };
+                let code = compile(&source(), &options(capability, sizes)).unwrap();
+                assert!(code.starts_with(b"\x7fELF"), "sm_{capability}, {terms}");
+            }
         }
     }
 

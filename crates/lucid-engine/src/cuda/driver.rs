@@ -143,6 +143,28 @@ impl Gpu {
         self.inner.stream
     }
 
+    /// Shared memory that a block may ask for, in bytes.
+    ///
+    /// # Errors
+    /// When the GPU is lost.
+    pub fn shared_bytes_of_a_block(&self) -> Result<usize, Error> {
+        let which = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        // SAFETY: the device is a device.
+        let bytes = unsafe { result::device::get_attribute(self.inner.device, which) };
+        Ok(bytes.map_err(failed("asking for the GPU's shared memory"))?.max(0) as usize)
+    }
+
+    /// Lets a kernel's blocks take so much shared memory.
+    ///
+    /// # Errors
+    /// When the GPU has less.
+    pub fn allow_shared(&self, kernel: sys::CUfunction, bytes: usize) -> Result<(), Error> {
+        let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the kernel's program is loaded.
+        unsafe { result::function::set_function_attribute(kernel, which, bytes as i32) }
+            .map_err(failed("giving a kernel its shared memory"))
+    }
+
     /// Makes the GPU the calling thread's. Everything here needs that once a thread.
     ///
     /// # Errors
@@ -263,18 +285,30 @@ impl Gpu {
         shared_bytes: usize,
         arguments: &mut [*mut c_void],
     ) -> Result<(), Error> {
-        let grid = (grid.0 as u32, grid.1 as u32, grid.2 as u32);
-        // SAFETY: the caller's promise; the stream is ours.
+        // From Hopper on a kernel may start before the last one has ended: all kernels wait for each other themselves
+        // (`wait_for_previous` in `numerics.cuh`), but fetch weights first.
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid.0 as u32,
+            gridDimY: grid.1 as u32,
+            gridDimZ: grid.2 as u32,
+            blockDimX: threads as u32,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared_bytes as u32,
+            hStream: self.inner.stream,
+            attrs: &raw mut early,
+            numAttrs: u32::from(self.inner.capability >= 90),
+        };
+        // SAFETY: the caller's promise; the stream is ours, and the configuration lives until the call returns.
         unsafe {
-            result::launch_kernel(
-                kernel,
-                grid,
-                (threads as u32, 1, 1),
-                shared_bytes as u32,
-                self.inner.stream,
-                arguments,
-            )
+            sys::cuLaunchKernelEx(&raw const config, kernel, arguments.as_mut_ptr(), std::ptr::null_mut())
         }
+        .result()
         .map_err(failed("starting a kernel"))
     }
 }

@@ -1,7 +1,7 @@
 //! The feed-forward half of a layer: one SwiGLU block, or routed experts and a shared one.
 
 use super::driver::{Address, Buffer, Gpu, launch};
-use super::kernels::{Kernels, Order, TERMS, VisitsArgs};
+use super::kernels::{DOWN_SHARED, EXPERTS_WIDE_SHARED, GATE_UP_SHARED, Kernels, Order, VisitsArgs};
 use super::matmul::{Product, multiply};
 use super::router::Routes;
 use super::weights::{Experts, Layout, Mlps};
@@ -9,20 +9,26 @@ use crate::Error;
 
 /// Buffers of the feed-forward half, made for the largest step.
 pub struct ExpertBuffers {
-    /// `[visits, 3, width]` bf16
+    /// `[visits, terms, width]` bf16
     activated: Buffer,
     /// `[visits, hidden]` f32
     down: Buffer,
 }
 
 impl ExpertBuffers {
-    /// For `visits` visits to blocks of up to `width`.
+    /// For `visits` visits to blocks of up to `width`, with activations of `terms` terms.
     ///
     /// # Errors
     /// When the memory is missing.
-    pub fn new(gpu: &Gpu, visits: usize, width: usize, hidden: usize) -> Result<ExpertBuffers, Error> {
+    pub fn new(
+        gpu: &Gpu,
+        terms: usize,
+        visits: usize,
+        width: usize,
+        hidden: usize,
+    ) -> Result<ExpertBuffers, Error> {
         Ok(ExpertBuffers {
-            activated: gpu.allocate(visits * TERMS * width * 2)?,
+            activated: gpu.allocate(visits * terms * width * 2)?,
             down: gpu.allocate(visits * hidden * 4)?,
         })
     }
@@ -37,7 +43,7 @@ impl ExpertBuffers {
 /// A step's normalized vectors, in both orders.
 #[derive(Clone, Copy)]
 pub struct Normed {
-    /// `[tokens, 3, hidden]` bf16
+    /// `[tokens, terms, hidden]` bf16
     pub natural: Address,
     /// The same in NVFP4's order.
     pub nvfp4: Address,
@@ -60,7 +66,7 @@ pub fn run(
     let bias = experts.bias.as_ref().map_or(Address::NULL, Buffer::address);
     routes.choose(gpu, kernels, bias, count)?;
     let (mlps, slots) = (&experts.routed, routes.most_active(count));
-    visit(gpu, kernels, mlps, routes.visits(), slots, Pass::best(mlps, slots, count), x, buffers)?;
+    visit(gpu, kernels, mlps, routes.visits(), slots, Pass::best(kernels, mlps, slots, count), x, buffers)?;
     let shared = i32::from(experts.shared_joined);
     combine(gpu, kernels, buffers, Some(routes), shared, count, mlps.hidden, hidden)?;
     match &experts.shared {
@@ -80,7 +86,7 @@ pub fn swiglu(
     hidden: Address,
 ) -> Result<(), Error> {
     let visits = VisitsArgs { slots: Address::NULL, tokens: Address::NULL, count: count as u32 };
-    visit(gpu, kernels, mlp, visits, 1, Pass::best(mlp, 1, count), x, buffers)?;
+    visit(gpu, kernels, mlp, visits, 1, Pass::best(kernels, mlp, 1, count), x, buffers)?;
     combine(gpu, kernels, buffers, None, 1, count, mlp.hidden, hidden)
 }
 
@@ -96,31 +102,39 @@ fn vectors(x: Normed, layout: Layout, cols: usize) -> Address {
 pub enum Pass {
     /// The ones for any layout, for tests: layouts without others get them by themselves.
     Plain,
-    /// Two visitors share a pass over the weights.
-    Two,
-    /// Eight do.
-    Eight,
-    /// Eight do, and a warp has two tiles of rows: faster once there is work for the whole GPU.
-    EightWide,
+    /// Eight columns (terms of visitors) share a pass over the weights.
+    Narrow,
+    /// Up to 24 do.
+    Many,
+    /// Up to 16 do, and a warp has two tiles of rows and all columns: faster once there is work for the whole GPU. For bf16
+    /// activations on GPUs with large blocks.
+    Wide,
 }
 
 impl Pass {
     /// The fastest for a step of `count` tokens that visits up to `slots` experts.
     #[must_use]
-    pub fn best(mlps: &Mlps, slots: usize, count: usize) -> Pass {
-        let slices = mlps.gate_layout.slices(mlps.hidden, WARPS / 2);
-        let blocks =
-            row_blocks(2 * mlps.width.div_ceil(TILE_ROWS), Pass::EightWide.row_tiles(), slices) * slots;
-        match count {
-            0..=2 => Pass::Two,
-            _ if blocks < ENOUGH_BLOCKS => Pass::Eight,
-            _ => Pass::EightWide,
+    pub fn best(kernels: &Kernels, mlps: &Mlps, slots: usize, count: usize) -> Pass {
+        let wide_blocks = mlps.width.div_ceil(WARPS * TILE_ROWS) * slots;
+        if kernels.roomy && kernels.terms == 1 && wide_blocks >= ENOUGH_BLOCKS {
+            Pass::Wide
+        } else if kernels.terms * count <= 8 {
+            Pass::Narrow
+        } else {
+            Pass::Many
         }
     }
 
-    /// Tiles of sixteen rows that a warp has.
-    fn row_tiles(self) -> usize {
-        if self == Pass::EightWide { 2 } else { 1 }
+    /// Blocks for so many rows, where `tiles` tiles belong to each sixteen, and `slices` warps share columns.
+    fn row_blocks(self, rows: usize, tiles: usize, slices: usize) -> usize {
+        match self {
+            Pass::Wide => (rows.div_ceil(TILE_ROWS) * tiles).div_ceil(2 * WARPS),
+            _ => (rows.div_ceil(TILE_ROWS) * tiles).div_ceil(WARPS / slices),
+        }
+    }
+
+    fn shared_bytes(self, otherwise: usize) -> usize {
+        if self == Pass::Wide { EXPERTS_WIDE_SHARED } else { otherwise }
     }
 }
 
@@ -145,17 +159,12 @@ fn is_fast(layout: Layout, cols: usize, pass: Pass) -> bool {
     layout == Layout::Nvfp4 && layout.is_fast(cols) && pass != Pass::Plain
 }
 
-/// Blocks that fill a large GPU: two on each of about 132 multiprocessors.
-const ENOUGH_BLOCKS: usize = 264;
+/// Blocks that fill a large GPU: two on each of about 132 multiprocessors, twice over.
+const ENOUGH_BLOCKS: usize = 528;
 /// Warps of a block (see `mma.cuh`).
 const WARPS: usize = 8;
 const THREADS: usize = 32 * WARPS;
 const TILE_ROWS: usize = 16;
-
-/// Blocks for `tiles` tiles of rows, when a warp has `per_warp` and `slices` warps share their columns.
-fn row_blocks(tiles: usize, per_warp: usize, slices: usize) -> usize {
-    tiles.div_ceil(WARPS / slices * per_warp)
-}
 
 /// `activated[v] = silu(gate · x) ⊙ (up · x)`.
 #[allow(clippy::too_many_arguments)] // The kernels'.
@@ -177,13 +186,14 @@ pub fn gate_up(
     if is_fast(mlps.gate_layout, mlps.hidden, pass) {
         let slices = mlps.gate_layout.slices(mlps.hidden, WARPS / 2);
         let kernel = match pass {
-            Pass::Plain | Pass::Two => kernels.experts_gate_up_2,
-            Pass::Eight => kernels.experts_gate_up_8,
-            Pass::EightWide => kernels.experts_gate_up_8_wide,
+            Pass::Plain | Pass::Narrow => kernels.experts_gate_up_8,
+            Pass::Many => kernels.experts_gate_up_24,
+            Pass::Wide => kernels.experts_gate_up_wide,
         };
-        let grid = (row_blocks(2 * mlps.width.div_ceil(TILE_ROWS), pass.row_tiles(), slices), slots, 1);
+        let (grid, shared) =
+            ((pass.row_blocks(mlps.width, 2, slices), slots, 1), pass.shared_bytes(GATE_UP_SHARED));
         let slices = slices as u32;
-        launch!(gpu, kernel, grid, THREADS, 0; gate, up, rows, cols, visits, vectors, activated, down_order, slices)
+        launch!(gpu, kernel, grid, THREADS, shared; gate, up, rows, cols, visits, vectors, activated, down_order, slices)
     } else {
         let (layout, order) = (mlps.gate_layout.number(mlps.hidden), mlps.gate_layout.order(mlps.hidden));
         let grid = (mlps.width.div_ceil(8), slots, 1);
@@ -207,13 +217,14 @@ pub fn down(
     if is_fast(mlps.down_layout, mlps.width, pass) {
         let slices = mlps.down_layout.slices(mlps.width, WARPS);
         let kernel = match pass {
-            Pass::Plain | Pass::Two => kernels.experts_down_2,
-            Pass::Eight => kernels.experts_down_8,
-            Pass::EightWide => kernels.experts_down_8_wide,
+            Pass::Plain | Pass::Narrow => kernels.experts_down_8,
+            Pass::Many => kernels.experts_down_24,
+            Pass::Wide => kernels.experts_down_wide,
         };
-        let grid = (row_blocks(mlps.hidden.div_ceil(TILE_ROWS), pass.row_tiles(), slices), slots, 1);
+        let (grid, shared) =
+            ((pass.row_blocks(mlps.hidden, 1, slices), slots, 1), pass.shared_bytes(DOWN_SHARED));
         let slices = slices as u32;
-        launch!(gpu, kernel, grid, THREADS, 0; down, rows, cols, visits, activated, y, slices)
+        launch!(gpu, kernel, grid, THREADS, shared; down, rows, cols, visits, activated, y, slices)
     } else {
         let (layout, order) = (mlps.down_layout.number(mlps.width), mlps.down_layout.order(mlps.width));
         let grid = (mlps.hidden.div_ceil(8), slots, 1);

@@ -4,11 +4,12 @@ use lucid_checkpoint::{Checkpoint, Config, TokenId};
 
 use super::attention::{self, PartialSums, Shape, StepRows};
 use super::cache::LatentCache;
+use super::compile::Sizes;
 use super::driver::{Address, Buffer, Gpu, Pinned};
 use super::embedding::embed;
 use super::experts::{self, ExpertBuffers, Normed};
 use super::graph::Graphs;
-use super::kernels::{Kernels, Order, TERMS};
+use super::kernels::{Kernels, Order};
 use super::matmul::{Product, multiply};
 use super::norm::rms_norm;
 use super::rope::upload_angles;
@@ -44,19 +45,19 @@ pub struct CudaModel {
     gpu: Gpu,
 }
 
-/// Buffers of the largest step. f32, or split form (three bf16 a value).
+/// Buffers of the largest step. f32, or split form (one or three bf16 a value).
 struct Scratch {
     hidden: Buffer,       // [tokens, hidden] f32: the residual stream
-    normed: Buffer,       // [tokens, 3, hidden], natural order; after the last layer the final norm's output
+    normed: Buffer, // [tokens, terms, hidden], natural order; after the last layer the final norm's output
     normed_nvfp4: Buffer, // the same in NVFP4's order
-    query_low: Buffer,    // [tokens, Q] f32
+    query_low: Buffer, // [tokens, Q] f32
     query_low_split: Buffer,
     query: Buffer,      // [tokens, A, N + R] f32
-    nope: Buffer,       // [tokens, 3, A N]
+    nope: Buffer,       // [tokens, terms, A N]
     entry: Buffer,      // [tokens, L + R] f32: what the cache receives
     absorbed: Buffer,   // [tokens, A, L + R] f32
-    latent: Buffer,     // [tokens, 3, A L]: attention's sums
-    heads: Buffer,      // [tokens, 3, A V]
+    latent: Buffer,     // [tokens, terms, A L]: attention's sums
+    heads: Buffer,      // [tokens, terms, A V]
     logits: Buffer,     // [LOGIT_ROWS, vocab] f32
     logit_rows: Buffer, // [LOGIT_ROWS] u32
 }
@@ -74,11 +75,11 @@ impl CudaModel {
         max_tokens: usize,
     ) -> Result<CudaModel, Error> {
         let config = checkpoint.config().clone();
-        let semantics = Semantics::new(&config, options);
+        let semantics = Semantics::new(&config, options).on_gpu();
         check_supported(&config)?;
         let gpu = Gpu::open(ordinal)?;
         let (latent, rope) = (config.kv_lora_rank, config.qk_rope_head_dim);
-        let kernels = Kernels::load(&gpu, latent, rope)?;
+        let kernels = Kernels::load(&gpu, Sizes { latent, rope, terms: semantics.mode.terms() })?;
         let host = crate::weights::Weights::load(checkpoint, options.plant)?;
         let weights = Weights::upload(&gpu, &kernels, &host, config.tie_word_embeddings)?;
         CudaModel::assemble(gpu, kernels, config, semantics, weights, positions, max_tokens)
@@ -118,10 +119,10 @@ impl CudaModel {
             cache: LatentCache::new(&gpu, config.num_hidden_layers, 0, latent + rope, semantics.mode)?,
             step: StepInputs::new(&gpu, max_tokens, 0)?,
             logit_rows: Pinned::new(&gpu, LOGIT_ROWS)?,
-            scratch: Scratch::new(&gpu, &config, max_tokens)?,
+            scratch: Scratch::new(&gpu, &config, kernels.terms, max_tokens)?,
             partial: PartialSums::new(&gpu, shape, positions)?,
             routes: moe.map(|moe| Routes::new(&gpu, moe, joined, max_tokens)).transpose()?,
-            experts: ExpertBuffers::new(&gpu, visits, width, config.hidden_size)?,
+            experts: ExpertBuffers::new(&gpu, kernels.terms, visits, width, config.hidden_size)?,
             angles: upload_angles(&gpu, &config, positions)?,
             weights,
             kernels,
@@ -345,7 +346,7 @@ impl CudaModel {
             .into(s.absorbed.address())
             .per_head(heads, (0, latent, latent), (width, heads * width));
         multiply(gpu, kernels, absorb, None, count)?;
-        let pages = self.partial.choose(shape, step);
+        let pages = self.partial.choose(kernels, shape, step);
         let absorbed = s.absorbed.address();
         let latents = (s.latent.address(), weights.kv_b.order());
         attention::attend(gpu, kernels, shape, step, cache, absorbed, &self.partial, pages, latents)?;
@@ -368,23 +369,23 @@ fn vectors(weight: &DeviceMatrix, natural: Address, nvfp4: Address) -> Address {
 
 fn check_supported(config: &Config) -> Result<(), Error> {
     let (latent, rope) = (config.kv_lora_rank, config.qk_rope_head_dim);
-    // A warp holds a query in registers, two columns a lane.
-    if !latent.is_multiple_of(64) || !rope.is_multiple_of(64) || latent > 1024 || rope > 256 {
+    // A block holds two pages in shared memory.
+    if !latent.is_multiple_of(64) || !rope.is_multiple_of(64) || latent > 512 || rope > 64 {
         return Err(Error::Unsupported {
             what: format!("attention with kv_lora_rank {latent} and qk_rope_head_dim {rope}, on a GPU,"),
-            hint: "multiples of 64 up to 1024 and 256 are, and the processor takes any",
+            hint: "multiples of 64 up to 512 and 64 are, and the processor takes any",
         });
     }
     Ok(())
 }
 
 impl Scratch {
-    fn new(gpu: &Gpu, config: &Config, tokens: usize) -> Result<Scratch, Error> {
+    fn new(gpu: &Gpu, config: &Config, terms: usize, tokens: usize) -> Result<Scratch, Error> {
         let (hidden, heads, latent) = (config.hidden_size, config.num_attention_heads, config.kv_lora_rank);
         let (nope, rope, value) = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim);
         let low = config.q_lora_rank.unwrap_or(0);
         let f32s = |width: usize| gpu.allocate(tokens * width * 4);
-        let split = |width: usize| gpu.allocate(tokens * width * TERMS * 2);
+        let split = |width: usize| gpu.allocate(tokens * width * terms * 2);
         Ok(Scratch {
             hidden: f32s(hidden)?,
             normed: split(hidden)?,

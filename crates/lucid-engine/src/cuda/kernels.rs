@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys::CUfunction;
 
-use super::compile::Module;
+use super::compile::{Module, Sizes};
 use super::driver::{Address, Gpu};
 use crate::Error;
 
@@ -11,18 +11,31 @@ macro_rules! kernels {
         /// Every kernel of the program.
         pub struct Kernels {
             $(#[allow(missing_docs, dead_code)] pub $name: CUfunction,)+
+            /// bf16 terms of an activation (see `numerics.cuh`).
+            pub terms: usize,
+            /// Whether the GPU's blocks have the shared memory that the largest kernels take: Hopper's and Blackwell's
+            /// data-center GPUs do. Others take the plain attention and smaller blocks.
+            pub roomy: bool,
             /// Keeps the program loaded.
             _module: Module,
         }
 
         impl Kernels {
-            /// Loads the program for a model with these sizes of a cache entry.
+            /// Loads the program for a model of these sizes.
             ///
             /// # Errors
             /// As [`Module::load`].
-            pub fn load(gpu: &Gpu, latent: usize, rope: usize) -> Result<Kernels, Error> {
-                let module = Module::load(gpu, latent, rope)?;
-                Ok(Kernels { $($name: module.kernel(stringify!($name))?,)+ _module: module })
+            pub fn load(gpu: &Gpu, sizes: Sizes) -> Result<Kernels, Error> {
+                let module = Module::load(gpu, sizes)?;
+                let roomy = gpu.shared_bytes_of_a_block()? >= ATTENTION_SHARED;
+                let kernels = Kernels {
+                    $($name: module.kernel(stringify!($name))?,)+
+                    terms: sizes.terms,
+                    roomy,
+                    _module: module,
+                };
+                kernels.allow_shared(gpu)?;
+                Ok(kernels)
             }
         }
     };
@@ -32,37 +45,77 @@ kernels!(
     read_all,
     embed,
     tile_nvfp4,
+    tile_bf16,
     rms_norm,
     split,
     matmul_plain,
-    matmul_2,
     matmul_8,
-    matmul_16,
+    matmul_24,
+    matmul_64,
     attention_inputs_f32,
     attention_inputs_bf16,
     attend_f32,
     attend_bf16,
     attend_units_f32,
     attend_units_bf16,
+    attend_rows_16,
+    attend_rows_32,
+    attend_spans_16,
+    attend_spans_32,
     merge_units,
     route,
     group_visits,
     experts_gate_up_plain,
     experts_down_plain,
-    experts_gate_up_2,
     experts_gate_up_8,
-    experts_gate_up_8_wide,
-    experts_down_2,
+    experts_gate_up_24,
+    experts_gate_up_wide,
     experts_down_8,
-    experts_down_8_wide,
+    experts_down_24,
+    experts_down_wide,
     combine,
 );
 
 // SAFETY: handles of the driver, usable from any thread.
 unsafe impl Send for Kernels {}
 
-/// The terms of a vector in split form (see `numerics.cuh`), bf16 each.
-pub const TERMS: usize = 3;
+/// Shared memory of a block of the products, in bytes: rings of weights on their way.
+pub const MATMUL_SHARED: usize = 64 << 10;
+/// The same for the experts' gate and up: three blocks a multiprocessor.
+pub const GATE_UP_SHARED: usize = 72 << 10;
+/// The same for their down: four blocks.
+pub const DOWN_SHARED: usize = 56 << 10;
+/// The same for the experts of large steps.
+pub const EXPERTS_WIDE_SHARED: usize = 108 << 10;
+/// The same for attention on tensor cores: two pages, queries, scores.
+pub const ATTENTION_SHARED: usize = 226 << 10;
+
+impl Kernels {
+    /// More than 48 KB of shared memory must be asked for, kernel by kernel.
+    fn allow_shared(&self, gpu: &Gpu) -> Result<(), Error> {
+        for kernel in [self.matmul_8, self.matmul_24, self.matmul_64] {
+            gpu.allow_shared(kernel, MATMUL_SHARED)?;
+        }
+        let up = [self.experts_gate_up_8, self.experts_gate_up_24];
+        let down = [self.experts_down_8, self.experts_down_24];
+        for kernel in up {
+            gpu.allow_shared(kernel, GATE_UP_SHARED)?;
+        }
+        for kernel in down {
+            gpu.allow_shared(kernel, DOWN_SHARED)?;
+        }
+        if self.roomy {
+            for kernel in [self.experts_gate_up_wide, self.experts_down_wide] {
+                gpu.allow_shared(kernel, EXPERTS_WIDE_SHARED)?;
+            }
+            let rows = [self.attend_rows_16, self.attend_rows_32];
+            for kernel in rows.into_iter().chain([self.attend_spans_16, self.attend_spans_32]) {
+                gpu.allow_shared(kernel, ATTENTION_SHARED)?;
+            }
+        }
+        Ok(())
+    }
+}
 
 /// The order of a split vector's columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

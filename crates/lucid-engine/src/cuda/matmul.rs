@@ -1,13 +1,18 @@
 //! Matrix products `y = x Wᵀ` on packed weights, with vectors in split form.
 
 use super::driver::{Address, Gpu, launch};
-use super::kernels::{Kernels, Order, ProductArgs};
+use super::kernels::{Kernels, MATMUL_SHARED, Order, ProductArgs};
 use super::weights::{DeviceMatrix, Layout};
 use crate::Error;
 
 /// Warps of a block, sixteen rows each (see `mma.cuh`).
 const WARPS: usize = 8;
 const TILE_ROWS: usize = 16;
+
+/// The two products of a launch, `Products` of `matmul.cu`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Pair([ProductArgs; 2]);
 
 /// A product over a whole weight, one for each head or just one.
 #[derive(Clone, Copy)]
@@ -18,7 +23,7 @@ pub struct Product {
 }
 
 impl Product {
-    /// `weight` times the vectors `x` `[_, 3, weight.cols]`, which are in the weight's order (see [`Layout::order`]).
+    /// `weight` times the vectors `x` `[_, terms, weight.cols]`, which are in the weight's order (see [`Layout::order`]).
     #[must_use]
     pub fn new(weight: &DeviceMatrix, x: Address) -> Product {
         let layout = weight.layout;
@@ -62,7 +67,7 @@ impl Product {
         self
     }
 
-    /// Writes split form `[vectors, 3, rows]`.
+    /// Writes split form `[vectors, terms, rows]`.
     #[must_use]
     pub fn split_into(mut self, y: Address, order: Order) -> Product {
         (self.args.y_split, self.args.y_order) = (y, order);
@@ -77,7 +82,7 @@ impl Product {
     }
 
     /// One product for each head: `rows` rows of the weight from `first + head * stride` on; a head's vector is its
-    /// `weight.cols` columns of `[_, 3, heads * weight.cols]`, and its result goes to columns `head * out_stride…` of vectors of
+    /// `weight.cols` columns of `[_, terms, heads * weight.cols]`, and its result goes to columns `head * out_stride…` of vectors of
     /// `out_width`.
     #[must_use]
     pub fn per_head(
@@ -100,7 +105,7 @@ impl Product {
     fn is_fast(&self) -> bool {
         // A head's columns begin at a multiple of its columns, so steps stay aligned; its rows must begin with a tile.
         let whole_tiles = self.args.row_first.is_multiple_of(16) && self.args.row_head.is_multiple_of(16);
-        self.layout.is_fast(self.args.cols as usize) && (self.layout != Layout::Nvfp4 || whole_tiles)
+        self.layout.is_fast(self.args.cols as usize) && whole_tiles
     }
 
     fn row_blocks(&self) -> usize {
@@ -132,17 +137,18 @@ pub fn multiply(
         }
         return Ok(());
     }
-    let (kernel, at_a_time) = match count {
-        1..=2 => (kernels.matmul_2, 2),
-        3..=8 => (kernels.matmul_8, 8),
-        _ => (kernels.matmul_16, 16),
+    let (kernel, columns) = match count * kernels.terms {
+        0..=8 => (kernels.matmul_8, 8),
+        9..=24 => (kernels.matmul_24, 24),
+        _ => (kernels.matmul_64, 64),
     };
+    let at_a_time = columns / kernels.terms;
     let blocks = first.row_blocks();
     let all_blocks = blocks + second.map_or(0, |second| second.row_blocks());
     let grid = (all_blocks, count.div_ceil(at_a_time), first.heads);
-    let (a, b) = (first.args, second.unwrap_or(first).args);
-    let (a_blocks, vectors) = (blocks as u32, count as u32);
-    launch!(gpu, kernel, grid, 256, 0; a, b, a_blocks, vectors)
+    let pair = Pair([first.args, second.unwrap_or(first).args]);
+    let (first_blocks, vectors) = (blocks as u32, count as u32);
+    launch!(gpu, kernel, grid, 256, MATMUL_SHARED; pair, first_blocks, vectors)
 }
 
 /// The plain kernel, whatever the layout.

@@ -34,20 +34,11 @@ impl Routes {
     /// When the memory is missing, or the step is too large for the kernels.
     pub fn new(gpu: &Gpu, moe: &MoE, shared: bool, tokens: usize) -> Result<Routes, Error> {
         let (experts, per_token) = (moe.n_routed_experts, moe.num_experts_per_tok);
-        if list_bytes(experts, tokens * per_token) > SHARED_BYTES {
-            return Err(Error::Option {
-                option: "max_step_tokens",
-                value: tokens.to_string(),
-                expected: "on a GPU a step has at most 20,000 routes: tokens times experts per token",
-            });
-        }
-        if 4 * (2 * experts + moe.n_group) > SHARED_BYTES
-            || per_token > experts
-            || experts > usize::from(u16::MAX)
-        {
+        let shared_bytes = list_bytes(experts).max(4 * (2 * experts + moe.n_group));
+        if shared_bytes > SHARED_BYTES || per_token > experts {
             return Err(Error::Unsupported {
                 what: format!("a choice of {per_token} from {experts} experts, on a GPU,"),
-                hint: "up to 6,000 experts are",
+                hint: "up to 720 experts are",
             });
         }
         let words = |count: usize| gpu.allocate(4 * count);
@@ -80,7 +71,7 @@ impl Routes {
         launch!(gpu, kernels.route, (count, 1, 1), 32, shared; args, logits, bias, chosen, weights)?;
         let VisitsArgs { slots, tokens, .. } = self.visits();
         let (tokens_of_step, places) = (count as u32, self.places.address());
-        let shared = list_bytes(args.experts as usize, count * args.per_token as usize);
+        let shared = list_bytes(args.experts as usize);
         launch!(gpu, kernels.group_visits, (1, 1, 1), 1024, shared;
             args, chosen, tokens_of_step, slots, tokens, places)
     }
@@ -127,6 +118,6 @@ impl Routes {
 }
 
 /// What the list-making block keeps in shared memory.
-fn list_bytes(experts: usize, routes: usize) -> usize {
-    4 * (experts + 1) + 2 * routes
+fn list_bytes(experts: usize) -> usize {
+    4 * experts + 2 * 32 * experts
 }

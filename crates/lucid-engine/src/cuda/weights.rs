@@ -9,7 +9,7 @@ use crate::weights::{self, FeedForward as HostFeedForward, Mlp as HostMlp, Query
 
 /// A weight matrix.
 pub struct DeviceMatrix {
-    /// `[rows, cols]` packed as stored; NVFP4 that the tensor-core kernels take: in tiles, with the scales inside.
+    /// `[rows, cols]` packed as stored; what the tensor-core kernels take: in tiles, NVFP4 with the scales inside.
     pub values: Buffer,
     /// NVFP4's block scales, if they are apart.
     pub scales: Option<Buffer>,
@@ -46,10 +46,14 @@ impl Layout {
         }
     }
 
-    /// The kernels' number for a matrix with so many columns: NVFP4 that the tensor-core kernels take is tiled.
+    /// The kernels' number for a matrix with so many columns: what the tensor-core kernels take is tiled.
     #[must_use]
     pub fn number(self, cols: usize) -> i32 {
-        if self == Layout::Nvfp4 && self.is_fast(cols) { 5 } else { self as i32 }
+        match self {
+            Layout::Nvfp4 if self.is_fast(cols) => 5,
+            Layout::Bf16 if self.is_fast(cols) => 6,
+            _ => self as i32,
+        }
     }
 
     /// The order in which products with such a matrix take their vectors.
@@ -58,10 +62,17 @@ impl Layout {
         if self == Layout::Nvfp4 && self.is_fast(cols) { Order::Nvfp4 } else { Order::Natural }
     }
 
+    /// Bytes of a matrix in the tiles that the tensor-core kernels take (see `numerics.cuh`).
+    #[must_use]
+    pub fn tiled_bytes(self, rows: usize, cols: usize) -> usize {
+        let tiles = if self == Layout::Nvfp4 { cols / 128 * 1_152 } else { cols / 32 * 1_024 };
+        rows.div_ceil(16) * tiles
+    }
+
     /// How many of a block's `warps` share a row: a power of two, by shape alone, so that the order of sums is too.
     #[must_use]
     pub fn slices(self, cols: usize, warps: usize) -> usize {
-        let (step, steps_per_warp) = if self == Layout::Nvfp4 { (128, 4) } else { (32, 8) };
+        let (step, steps_per_warp) = if self == Layout::Nvfp4 { (128, 14) } else { (32, 8) };
         let wanted = (cols / step / steps_per_warp).clamp(1, warps);
         1 << wanted.ilog2()
     }
@@ -99,9 +110,10 @@ impl DeviceMatrix {
         let (layout, rows, cols) = (stored.layout, matrix.rows, matrix.cols);
         let mut values = gpu.upload(stored.values)?;
         let mut scales = if stored.scales.is_empty() { None } else { Some(gpu.upload(stored.scales)?) };
-        if let Some(given) = scales.take_if(|_| layout.is_fast(cols)) {
-            let tiles = gpu.allocate(tiled_bytes(rows, cols))?;
-            tile(gpu, kernels, &values, &given, (rows, cols), tiles.address())?;
+        if layout.is_fast(cols) {
+            let tiles = gpu.allocate(layout.tiled_bytes(rows, cols))?;
+            let given = scales.take();
+            tile(gpu, kernels, layout, &values, given.as_ref(), (rows, cols), tiles.address())?;
             gpu.synchronize()?;
             values = tiles;
         }
@@ -130,23 +142,24 @@ pub struct ExpertMatrices {
     pub(super) scale_stride: usize,
 }
 
-/// Bytes of an NVFP4 matrix in tiles of 16 rows by 128 columns (see `numerics.cuh`).
-pub(super) fn tiled_bytes(rows: usize, cols: usize) -> usize {
-    rows.div_ceil(16) * (cols / 128) * 1_152
-}
-
-/// Queues the tiling of an NVFP4 matrix, codes and scales as stored: the same bits in another order.
+/// Queues the tiling of a matrix, NVFP4 with its scales: the same bits in another order.
 fn tile(
     gpu: &Gpu,
     kernels: &Kernels,
-    codes: &Buffer,
-    scales: &Buffer,
+    layout: Layout,
+    values: &Buffer,
+    scales: Option<&Buffer>,
     (rows, cols): (usize, usize),
     tiles: Address,
 ) -> Result<(), Error> {
     let blocks = (rows * cols / 8).div_ceil(256).clamp(1, 65_535);
-    let (codes, scales, rows, cols) = (codes.address(), scales.address(), rows as u32, cols as u32);
-    launch!(gpu, kernels.tile_nvfp4, (blocks, 1, 1), 256, 0; codes, scales, rows, cols, tiles)
+    let (values, rows, cols) = (values.address(), rows as u32, cols as u32);
+    match scales.map(Buffer::address) {
+        Some(scales) if layout == Layout::Nvfp4 => {
+            launch!(gpu, kernels.tile_nvfp4, (blocks, 1, 1), 256, 0; values, scales, rows, cols, tiles)
+        }
+        _ => launch!(gpu, kernels.tile_bf16, (blocks, 1, 1), 256, 0; values, rows, cols, tiles),
+    }
 }
 
 impl ExpertMatrices {
@@ -164,12 +177,15 @@ impl ExpertMatrices {
             });
         }
         let (rows, cols) = matrices.first().map_or((0, 0), |matrix| (matrix.rows, matrix.cols));
-        let tiled = layout == Layout::Nvfp4 && layout.is_fast(cols);
+        let tiled = layout.is_fast(cols);
         // Starts of rows stay multiples of 16 bytes.
         let stride = |len: usize| len.next_multiple_of(16);
         let stored_len = parts.first().map_or((0, 0), |part| (part.values.len(), part.scales.len()));
-        let (value_stride, scale_stride) =
-            if tiled { (tiled_bytes(rows, cols), 0) } else { (stride(stored_len.0), stride(stored_len.1)) };
+        let (value_stride, scale_stride) = if tiled {
+            (layout.tiled_bytes(rows, cols), 0)
+        } else {
+            (stride(stored_len.0), stride(stored_len.1))
+        };
         let values = gpu.allocate(value_stride * parts.len())?;
         let scales = gpu.allocate(scale_stride * parts.len())?;
         let staging = if tiled { stored_len } else { (0, 0) };
@@ -179,7 +195,7 @@ impl ExpertMatrices {
             if tiled {
                 gpu.write(staging.0.address(), part.values)?;
                 gpu.write(staging.1.address(), part.scales)?;
-                tile(gpu, kernels, &staging.0, &staging.1, (rows, cols), place)?;
+                tile(gpu, kernels, layout, &staging.0, Some(&staging.1), (rows, cols), place)?;
             } else {
                 gpu.write(place, part.values)?;
                 gpu.write(scales.address().offset(i * scale_stride), part.scales)?;

@@ -49,6 +49,7 @@ __device__ __forceinline__ void attention_inputs(const float* entries, const flo
                                                  u32 heads, u32 nope, const float2* angles, int interleaved,
                                                  const Row* rows, const u32* pages, T* cache, u16* nope_split,
                                                  float* absorbed) {
+    wait_for_previous();
     u64 row = blockIdx.x;
     u32 position = rows[row].position;
     angles += (u64)position * (ROPE / 2);
@@ -189,6 +190,7 @@ __device__ __forceinline__ void load_query(const float* queries, u64 row, u32 he
 template <typename T>
 __device__ __forceinline__ void attend(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,
                                        const T* cache, int order, u16* out) {
+    wait_for_previous();
     u64 row = blockIdx.y;
     u32 head = blockIdx.x * 8 + threadIdx.x / 32;
     if (head >= heads) return;
@@ -209,6 +211,7 @@ __device__ __forceinline__ void attend(const float* queries, u32 heads, float sc
 template <typename T>
 __device__ __forceinline__ void attend_units(const float* queries, u32 heads, float scale, const Row* rows,
                                              const u32* pages, const T* cache, float* partial) {
+    wait_for_previous();
     u64 row = blockIdx.z;
     u32 head = blockIdx.y * 8 + threadIdx.x / 32, i = blockIdx.x, lane = threadIdx.x % 32;
     u32 visible = rows[row].position + 1;
@@ -223,28 +226,59 @@ __device__ __forceinline__ void attend_units(const float* queries, u32 heads, fl
     for (int c = 0; c < LATENT / 64; c++) *(float2*)(out + 2 + 64 * c + 2 * lane) = unit.acc[c];
 }
 
-// The same merges, for 64 columns a warp. grid (heads, rows), 256 threads.
-extern "C" __global__ void merge_units(const float* partial, u32 heads, u32 units, const Row* rows, int order, u16* out) {
+// Units of a row that were summed by themselves. tokens: of a unit; 0: spans (see attention_tensor.cu).
+__device__ __forceinline__ u32 units_of(u32 position, u32 tokens);
+
+// The same merges, two columns a thread. The scales of all merges come first: the maxima so far are a scan, in any order.
+// grid (heads, rows), MERGE_THREADS threads.
+#define MERGE_THREADS (LATENT / 2)
+extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
+    merge_units(const float* partial, u32 heads, u32 units, u32 tokens, const Row* rows, int order, u16* out) {
+    __shared__ float maxima[MERGE_THREADS / 32], totals[MERGE_THREADS];
+    __shared__ float2 scales[MERGE_THREADS];
+    wait_for_previous();
     u64 row = blockIdx.y;
-    u32 head = blockIdx.x, lane = threadIdx.x % 32, width = heads * LATENT;
-    u32 count = rows[row].position / UNIT + 1;
+    u32 head = blockIdx.x, width = heads * LATENT, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u32 count = units_of(rows[row].position, tokens);
     partial += (row * heads + head) * units * PARTIAL;
     out += row * TERMS * width;
-    for (u32 column = threadIdx.x / 32 * 64 + 2 * lane; column < LATENT; column += blockDim.x * 2) {
-        Running<1> sum, unit;
-        empty(sum);
-#pragma unroll 8
-        for (u32 i = 0; i < count; i++) {
-            const float* in = partial + i * PARTIAL;
-            float2 head_of = *(const float2*)in;
-            unit.maximum = head_of.x;
-            unit.total = head_of.y;
-            unit.acc[0] = *(const float2*)(in + 2 + column);
-            merge(sum, unit);
+    float2 acc = make_float2(0.0f, 0.0f);
+    float maximum = -INFINITY_F, total = 0.0f;
+    for (u32 base = 0; base < count; base += MERGE_THREADS) {
+        u32 i = base + threadIdx.x;
+        float2 mine = i < count ? *(const float2*)(partial + i * PARTIAL) : make_float2(-INFINITY_F, 0.0f);
+        float so_far = mine.x;
+#pragma unroll
+        for (u32 step = 1; step < 32; step *= 2) {
+            float left = __shfl_up_sync(~0u, so_far, step);
+            if (lane >= step) so_far = fmaxf(left, so_far);
         }
-        store_split(out, width, order, head * LATENT + column, sum.acc[0].x / sum.total);
-        store_split(out, width, order, head * LATENT + column + 1, sum.acc[0].y / sum.total);
+        float before = __shfl_up_sync(~0u, so_far, 1);
+        if (lane == 0) before = -INFINITY_F;
+        __syncthreads();
+        if (lane == 31) maxima[warp] = so_far;
+        totals[threadIdx.x] = mine.y;
+        __syncthreads();
+        float left = maximum;
+        for (u32 w = 0; w < MERGE_THREADS / 32; w++) {
+            if (w < warp) left = fmaxf(left, maxima[w]);
+            maximum = fmaxf(maximum, maxima[w]);
+        }
+        before = fmaxf(left, before);
+        so_far = fmaxf(left, so_far);
+        scales[threadIdx.x] = make_float2(expf(before - so_far), expf(mine.x - so_far));
+        __syncthreads();
+        u32 here = min(MERGE_THREADS, count - base);
+#pragma unroll 8
+        for (u32 u = 0; u < here; u++) {
+            float2 scale = scales[u], sum = *(const float2*)(partial + (base + u) * PARTIAL + 2 + 2 * threadIdx.x);
+            total = fmaf(total, scale.x, totals[u] * scale.y);
+            acc.x = fmaf(acc.x, scale.x, sum.x * scale.y);
+            acc.y = fmaf(acc.y, scale.x, sum.y * scale.y);
+        }
     }
+    store_split(out, width, order, head * LATENT + 2 * threadIdx.x, acc.x / total);
+    store_split(out, width, order, head * LATENT + 2 * threadIdx.x + 1, acc.y / total);
 }
 
 #define ATTENTION(SUFFIX, T)                                                                                             \

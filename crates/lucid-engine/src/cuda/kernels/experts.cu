@@ -25,8 +25,9 @@ __device__ __forceinline__ bool find_visit(const Visits& visits, u32 slot, Visit
         visit = Visit{0, 0, visits.count, 0};
         return true;
     }
-    // One load: everything else waits for it.
-    uint4 words = visits.slots[slot];
+    // One load: everything else waits for it. From the second level, as another kernel's blocks may have left an old list in the
+    // first.
+    uint4 words = __ldcg(visits.slots + slot);
     visit = Visit{words.x, words.y, words.z, 0};
     return visit.count > 0;
 }
@@ -41,6 +42,7 @@ extern "C" __global__ void experts_gate_up_plain(int layout, ExpertWeight gate, 
                                                  Visits visits, const u16* x, int order, u16* activated, int out_order) {
     Visit visit;
     u32 row = blockIdx.x * 8 + threadIdx.x / 32;
+    wait_for_previous();
     if (!find_visit(visits, blockIdx.y, visit) || row >= rows) return;
     u64 e = visit.expert;
     for (u32 v = visit.first; v < visit.first + visit.count; v++) {
@@ -62,6 +64,7 @@ extern "C" __global__ void experts_down_plain(int layout, ExpertWeight down, u32
                                               const u16* activated, int order, float* y) {
     Visit visit;
     u32 row = blockIdx.x * 8 + threadIdx.x / 32;
+    wait_for_previous();
     if (!find_visit(visits, blockIdx.y, visit) || row >= rows) return;
     u64 e = visit.expert;
     for (u32 v = visit.first; v < visit.first + visit.count; v++) {
@@ -79,18 +82,22 @@ __device__ __forceinline__ const u8* tiles_of(const ExpertWeight& w, u64 expert,
     return w.values + expert * w.value_stride + (u64)(min(row, rows - 1) / 16) * (cols / 128) * TILE_BYTES;
 }
 
-template <int NT, int R>
+// S stages of C tiles for each of R row tiles.
+template <int NT, int S, int R, int C>
 union ExpertMemory {
-    Nvfp4Ring<R == 1 && NT == 1 ? 3 : 2, R> ring;
+    Ring<S, R, C * TILE_BYTES> ring;
     Partial<NT, R> partial;
 };
 
 // Tiles of gate and of up take turns: 2 i is gate's sixteen rows i, 2 i + 1 up's. A warp computes R of them, `slices` warps
 // share their columns. grid (row blocks, slots), 256 threads.
-template <int NT, int R>
-__device__ __forceinline__ void gate_up_block(ExpertMemory<NT, R>& memory, const ExpertWeight& gate, const ExpertWeight& up,
-                                              u32 rows, u32 cols, const Visits& visits, const Visit& visit, const u16* x,
+template <int NT, int S, int R, int C>
+__device__ __forceinline__ void gate_up_block(Flags<S>& flags, const ExpertWeight& gate, const ExpertWeight& up, u32 rows,
+                                              u32 cols, const Visits& visits, const Visit& visit, const u16* x,
                                               u16* activated, int out_order, u32 slices) {
+    typedef ExpertMemory<NT, S, R, C> Memory;
+    static_assert(sizeof(Memory) <= GATE_UP_SHARED, "see kernels.rs");
+    Memory& memory = *(Memory*)block_memory;
     const u32 capacity = NT * 8 / TERMS;
     u32 warp = threadIdx.x / 32, pairs = WARPS * R / slices / 2;
     const u8* weights[R];
@@ -99,10 +106,11 @@ __device__ __forceinline__ void gate_up_block(ExpertMemory<NT, R>& memory, const
         u32 tile = row_tile<R>(slices, r);
         weights[r] = tiles_of(tile % 2 ? up : gate, visit.expert, rows, cols, (blockIdx.x * pairs + tile / 2) * 16);
     }
-    u32 per_slice = (cols / 128 + slices - 1) / slices * 128;
-    u32 first = warp % slices * per_slice, last = min(first + per_slice, cols);
+    u32 across = cols / 128, per_slice = (across + slices - 1) / slices;
+    u32 first = warp % slices * per_slice, last = min(first + per_slice, across);
+    Place<S> place = prepare(flags);
     for (u32 base = 0; base < visit.count; base += capacity) {
-        start(memory.ring, weights, first, last);
+        start<TILE_BYTES, C>(memory.ring, flags, place, weights, first, last);
         u32 here = min(capacity, visit.count - base);
         Columns<NT> columns;
         find_columns(columns, here, cols, [&](u32 v) {
@@ -111,7 +119,7 @@ __device__ __forceinline__ void gate_up_block(ExpertMemory<NT, R>& memory, const
         Accumulators<NT> acc[R];
 #pragma unroll
         for (int r = 0; r < R; r++) acc[r].clear();
-        accumulate(memory.ring, weights, columns, TILES(here * TERMS), first, last, acc);
+        accumulate<NT, S, R, C>(memory.ring, flags, place, weights, columns, TILES(here * TERMS), first, last, acc);
         __syncthreads();
         store_partial(memory.partial, slices, acc);
         float gate_scale = gate.global_scales[visit.expert] * NVFP4_UNIT;
@@ -127,14 +135,17 @@ __device__ __forceinline__ void gate_up_block(ExpertMemory<NT, R>& memory, const
                             silu(gated) * value);
             }
         }
-        __syncthreads();
+        give_back();
     }
 }
 
 // y: [visits, rows]. grid (row blocks, slots), 256 threads.
-template <int NT, int R>
-__device__ __forceinline__ void down_block(ExpertMemory<NT, R>& memory, const ExpertWeight& down, u32 rows, u32 cols,
-                                           const Visit& visit, const u16* activated, float* y, u32 slices) {
+template <int NT, int S, int R, int C>
+__device__ __forceinline__ void down_block(Flags<S>& flags, const ExpertWeight& down, u32 rows, u32 cols, const Visit& visit,
+                                           const u16* activated, float* y, u32 slices) {
+    typedef ExpertMemory<NT, S, R, C> Memory;
+    static_assert(sizeof(Memory) <= DOWN_SHARED, "see kernels.rs");
+    Memory& memory = *(Memory*)block_memory;
     const u32 capacity = NT * 8 / TERMS;
     u32 warp = threadIdx.x / 32, tiles = WARPS * R / slices;
     const u8* weights[R];
@@ -143,10 +154,12 @@ __device__ __forceinline__ void down_block(ExpertMemory<NT, R>& memory, const Ex
         u32 row = (blockIdx.x * tiles + row_tile<R>(slices, r)) * 16;
         weights[r] = tiles_of(down, visit.expert, rows, cols, row);
     }
-    u32 per_slice = (cols / 128 + slices - 1) / slices * 128;
-    u32 first = warp % slices * per_slice, last = min(first + per_slice, cols);
+    u32 across = cols / 128, per_slice = (across + slices - 1) / slices;
+    u32 first = warp % slices * per_slice, last = min(first + per_slice, across);
+    Place<S> place = prepare(flags);
     for (u32 base = 0; base < visit.count; base += capacity) {
-        start(memory.ring, weights, first, last);
+        start<TILE_BYTES, C>(memory.ring, flags, place, weights, first, last);
+        if (base == 0) wait_for_previous();
         u32 here = min(capacity, visit.count - base);
         Columns<NT> columns;
         find_columns(columns, here, cols,
@@ -154,7 +167,7 @@ __device__ __forceinline__ void down_block(ExpertMemory<NT, R>& memory, const Ex
         Accumulators<NT> acc[R];
 #pragma unroll
         for (int r = 0; r < R; r++) acc[r].clear();
-        accumulate(memory.ring, weights, columns, TILES(here * TERMS), first, last, acc);
+        accumulate<NT, S, R, C>(memory.ring, flags, place, weights, columns, TILES(here * TERMS), first, last, acc);
         __syncthreads();
         store_partial(memory.partial, slices, acc);
         float scale = down.global_scales[visit.expert] * NVFP4_UNIT;
@@ -166,44 +179,170 @@ __device__ __forceinline__ void down_block(ExpertMemory<NT, R>& memory, const Ex
                 y[(u64)(visit.first + base + vector) * rows + out] =
                     sum_partial(memory.partial, tile, slices, row, vector) * scale;
         }
-        __syncthreads();
+        give_back();
     }
 }
 
-// Kernels by what an expert with many visitors needs: NT tiles of columns. `few` are for experts with at most two, as most
-// are even in large steps: there, vectors come a whole step ahead.
-template <int NT, int R>
-union ExpertMemories {
-    ExpertMemory<1, R> few;
-    ExpertMemory<NT, R> many;
+// Kernels by what an expert with many visitors needs: NT tiles of columns. Experts with few, which most are even in large steps,
+// take the path for one tile: there, vectors come a whole step ahead.
+// The lists are complete when `down` starts, for the kernel before it has waited for them: it fetches weights at once.
+#define EXPERTS(SUFFIX, NT, S, UP_C, UP_BLOCKS, DOWN_C, DOWN_BLOCKS)                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS, UP_BLOCKS)                                                   \
+        experts_gate_up_##SUFFIX(ExpertWeight gate, ExpertWeight up, u32 rows, u32 cols, Visits visits, const u16* x,  \
+                                 u16* activated, int out_order, u32 slices) {                                          \
+        __shared__ Flags<S> flags;                                                                                     \
+        Visit visit;                                                                                                   \
+        wait_for_previous();                                                                                           \
+        if (!find_visit(visits, blockIdx.y, visit)) return;                                                            \
+        if (NT == 1 || visit.count <= 8 / TERMS)                                                                       \
+            gate_up_block<1, S, 1, UP_C>(flags, gate, up, rows, cols, visits, visit, x, activated, out_order, slices); \
+        else                                                                                                           \
+            gate_up_block<NT, S, 1, UP_C>(flags, gate, up, rows, cols, visits, visit, x, activated, out_order, slices);\
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS, DOWN_BLOCKS)                                                 \
+        experts_down_##SUFFIX(ExpertWeight down, u32 rows, u32 cols, Visits visits, const u16* activated, float* y,    \
+                              u32 slices) {                                                                            \
+        __shared__ Flags<S> flags;                                                                                     \
+        Visit visit;                                                                                                   \
+        if (!find_visit(visits, blockIdx.y, visit)) {                                                                  \
+            wait_for_previous();                                                                                       \
+            return;                                                                                                    \
+        }                                                                                                              \
+        if (NT == 1 || visit.count <= 8 / TERMS)                                                                       \
+            down_block<1, S, 1, DOWN_C>(flags, down, rows, cols, visit, activated, y, slices);                         \
+        else                                                                                                           \
+            down_block<NT, S, 1, DOWN_C>(flags, down, rows, cols, visit, activated, y, slices);                        \
+    }
+EXPERTS(8, 1, 2, 4, 3, 3, 4)   // passes of 8 columns
+EXPERTS(24, 3, 3, 1, 3, 1, 3)  // of up to 24
+
+// For serving, when there is work for the whole GPU: a warp has sixteen rows of gate and the same of up, or two tiles of down, and
+// all their columns. It works alone from the first byte to the result, and never waits for its block. The parts of `slices` are
+// added in the same order as above, so the bits are the same.
+#define WIDE_STAGES 3
+#define WIDE_TILES 2
+struct WideMemory {
+    Ring<WIDE_STAGES, 2, WIDE_TILES * TILE_BYTES> ring;
 };
 
-#define EXPERTS(SUFFIX, NT, R, BLOCKS)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                       \
-        experts_gate_up_##SUFFIX(ExpertWeight gate, ExpertWeight up, u32 rows, u32 cols, Visits visits, const u16* x,   \
-                                 u16* activated, int out_order, u32 slices) {                                           \
-        __shared__ ExpertMemories<NT, R> memory;                                                                        \
-        Visit visit;                                                                                                    \
-        if (!find_visit(visits, blockIdx.y, visit)) return;                                                             \
-        if (NT == 1 || visit.count <= 2)                                                                                \
-            gate_up_block<1, R>(memory.few, gate, up, rows, cols, visits, visit, x, activated, out_order, slices);      \
-        else                                                                                                            \
-            gate_up_block<NT, R>(memory.many, gate, up, rows, cols, visits, visit, x, activated, out_order, slices);    \
-    }                                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                       \
-        experts_down_##SUFFIX(ExpertWeight down, u32 rows, u32 cols, Visits visits, const u16* activated, float* y,     \
-                              u32 slices) {                                                                             \
-        __shared__ ExpertMemories<NT, R> memory;                                                                        \
-        Visit visit;                                                                                                    \
-        if (!find_visit(visits, blockIdx.y, visit)) return;                                                             \
-        if (NT == 1 || visit.count <= 2)                                                                                \
-            down_block<1, R>(memory.few, down, rows, cols, visit, activated, y, slices);                                \
-        else                                                                                                            \
-            down_block<NT, R>(memory.many, down, rows, cols, visit, activated, y, slices);                              \
+// Calls f(row in the tile, vector, two row tiles' sums).
+template <int NT, typename V, typename F>
+__device__ __forceinline__ void wide_pass(const u8* const (&weights)[2], u32 across, u32 slices, u32 here, u32 cols,
+                                          Flags<WIDE_STAGES>& flags, Place<WIDE_STAGES>& place, V vector, F f) {
+    WideMemory& memory = *(WideMemory*)block_memory;
+    Columns<NT> columns;
+    find_columns(columns, here, cols, vector);
+    Accumulators<NT> acc[2], total[2];
+    acc[0].clear();
+    acc[1].clear();
+    u32 per_slice = (across + slices - 1) / slices, end_of_slice = per_slice;
+    auto add_slice = [&]() {
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+            for (int i = 0; i < NT * 4; i++) {
+                float part = (&acc[r].d[0][0])[i];
+                float& sum = (&total[r].d[0][0])[i];
+                sum = end_of_slice == per_slice ? part : sum + part;
+            }
+        acc[0].clear();
+        acc[1].clear();
+        end_of_slice += per_slice;
+    };
+    accumulate<NT, WIDE_STAGES, 2, WIDE_TILES>(memory.ring, flags, place, weights, columns, TILES(here), 0, across, acc,
+                                               [&](u32 tile) {
+                                                   if (tile == end_of_slice) add_slice();
+                                               });
+    add_slice();
+    u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 row = lane / 4 + i / 2 * 8, v = n * 8 + lane % 4 * 2 + i % 2;
+            if (v < here) f(row, v, total[0].d[n][i], total[1].d[n][i]);
+        }
+}
+
+template <int NT>
+__device__ __forceinline__ void gate_up_wide(const ExpertWeight& gate, const ExpertWeight& up, u32 rows, u32 cols,
+                                             const Visits& visits, const Visit& visit, const u16* x, u16* activated,
+                                             int out_order, u32 slices, Flags<WIDE_STAGES>& flags) {
+    WideMemory& memory = *(WideMemory*)block_memory;
+    u32 row = (blockIdx.x * WARPS + threadIdx.x / 32) * 16;
+    if (row >= rows) return;
+    const u8* const weights[2] = {tiles_of(gate, visit.expert, rows, cols, row), tiles_of(up, visit.expert, rows, cols, row)};
+    float gate_scale = gate.global_scales[visit.expert] * NVFP4_UNIT, up_scale = up.global_scales[visit.expert] * NVFP4_UNIT;
+    Place<WIDE_STAGES> place = prepare(flags);
+    for (u32 base = 0; base < visit.count; base += NT * 8) {
+        start<TILE_BYTES, WIDE_TILES>(memory.ring, flags, place, weights, 0, cols / 128);
+        u32 first = visit.first + base;
+        wide_pass<NT>(
+            weights, cols / 128, slices, min(NT * 8, visit.count - base), cols, flags, place,
+            [&](u32 v) { return x + (u64)token_of(visits, first + v) * cols; },
+            [&](u32 r, u32 v, float gated, float value) {
+                if (row + r < rows)
+                    store_split(activated + (u64)(first + v) * rows, rows, out_order, row + r,
+                                silu(gated * gate_scale) * (value * up_scale));
+            });
     }
-EXPERTS(2, 1, 1, 4)       // up to 2 visitors at a time
-EXPERTS(8, 3, 1, 3)       // up to 8
-EXPERTS(8_wide, 3, 2, 2)  // up to 8, two row tiles a warp: vectors are read half as often, by half as many blocks
+}
+
+template <int NT>
+__device__ __forceinline__ void down_wide(const ExpertWeight& down, u32 rows, u32 cols, const Visit& visit,
+                                          const u16* activated, float* y, u32 slices, Flags<WIDE_STAGES>& flags) {
+    WideMemory& memory = *(WideMemory*)block_memory;
+    u32 row = (blockIdx.x * WARPS + threadIdx.x / 32) * 32;
+    const u8* const weights[2] = {tiles_of(down, visit.expert, rows, cols, row),
+                                  tiles_of(down, visit.expert, rows, cols, row + 16)};
+    float scale = down.global_scales[visit.expert] * NVFP4_UNIT;
+    Place<WIDE_STAGES> place = prepare(flags);
+    for (u32 base = 0; base < visit.count; base += NT * 8) {
+        if (row < rows) start<TILE_BYTES, WIDE_TILES>(memory.ring, flags, place, weights, 0, cols / 128);
+        if (base == 0) wait_for_previous();
+        if (row >= rows) return;
+        u32 first = visit.first + base;
+        wide_pass<NT>(
+            weights, cols / 128, slices, min(NT * 8, visit.count - base), cols, flags, place,
+            [&](u32 v) { return activated + (u64)(first + v) * cols; },
+            [&](u32 r, u32 v, float low, float high) {
+                float* to = y + (u64)(first + v) * rows + row + r;
+                if (row + r < rows) to[0] = low * scale;
+                if (row + 16 + r < rows) to[16] = high * scale;
+            });
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    experts_gate_up_wide(ExpertWeight gate, ExpertWeight up, u32 rows, u32 cols, Visits visits, const u16* x, u16* activated,
+                         int out_order, u32 slices) {
+#if TERMS == 1
+    static_assert(sizeof(WideMemory) <= EXPERTS_WIDE_SHARED, "see kernels.rs");
+    __shared__ Flags<WIDE_STAGES> flags;
+    Visit visit;
+    wait_for_previous();
+    if (!find_visit(visits, blockIdx.y, visit)) return;
+    if (visit.count <= 8)
+        gate_up_wide<1>(gate, up, rows, cols, visits, visit, x, activated, out_order, slices, flags);
+    else
+        gate_up_wide<2>(gate, up, rows, cols, visits, visit, x, activated, out_order, slices, flags);
+#endif
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    experts_down_wide(ExpertWeight down, u32 rows, u32 cols, Visits visits, const u16* activated, float* y, u32 slices) {
+#if TERMS == 1
+    __shared__ Flags<WIDE_STAGES> flags;
+    Visit visit;
+    if (!find_visit(visits, blockIdx.y, visit)) {
+        wait_for_previous();
+        return;
+    }
+    if (visit.count <= 8)
+        down_wide<1>(down, rows, cols, visit, activated, y, slices, flags);
+    else
+        down_wide<2>(down, rows, cols, visit, activated, y, slices, flags);
+#endif
+}
 
 // hidden += shared + Σ weight · expert, in the order of the routes. grid (width / 256, tokens).
 // places null: one block without router; y[token] is added as it is. shared_first: where the shared expert's visits begin.
@@ -211,6 +350,7 @@ extern "C" __global__ void combine(const float* y, const u32* places, const floa
                                    u32 shared_first, u32 width, float* hidden) {
     u32 k = blockIdx.x * blockDim.x + threadIdx.x;
     u64 token = blockIdx.y;
+    wait_for_previous();
     if (k >= width) return;
     float sum = shared ? y[(shared_first + token) * width + k] : 0.0f;
     for (u32 i = 0; i < per_token; i++)

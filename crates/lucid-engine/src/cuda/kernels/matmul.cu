@@ -37,6 +37,7 @@ __device__ __forceinline__ void store_product(const Product& p, u32 vector, u32 
 // grid (rows / 8, vectors, heads), 256 threads.
 extern "C" __global__ void matmul_plain(Product p, u32 count) {
     u32 row = blockIdx.x * 8 + threadIdx.x / 32, head = blockIdx.z;
+    wait_for_previous();
     if (row >= p.rows) return;
     u64 weight_row = p.row_first + (u64)head * p.row_head + row;
     for (u32 vector = blockIdx.y; vector < count; vector += gridDim.y) {
@@ -51,36 +52,41 @@ extern "C" __global__ void matmul_plain(Product p, u32 count) {
     }
 }
 
+#define MATMUL_STAGES 2
+#define MATMUL_BF16_TILES 4
+#define MATMUL_NVFP4_TILES 3
 // The ring's memory serves the partial sums afterwards.
 template <int NT>
 union MatmulMemory {
-    Nvfp4Ring<3, 1> nvfp4;
-    Bf16Ring bf16;
+    Ring<MATMUL_STAGES, 1, MATMUL_NVFP4_TILES * TILE_BYTES> nvfp4;
+    Ring<MATMUL_STAGES, 1, MATMUL_BF16_TILES * BF16_TILE_BYTES> bf16;
     Partial<NT, 1> partial;
 };
 
 template <int NT>
 __device__ __forceinline__ void matmul_block(const Product& p, u32 block, u32 count) {
-    __shared__ MatmulMemory<NT> memory;
+    static_assert(sizeof(MatmulMemory<NT>) <= MATMUL_SHARED, "see kernels.rs");
+    MatmulMemory<NT>& memory = *(MatmulMemory<NT>*)block_memory;
+    __shared__ Flags<MATMUL_STAGES> flags;
     const u32 capacity = NT * 8 / TERMS;
-    u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
+    u32 warp = threadIdx.x / 32;
     u32 slices = p.slices, tiles_per_block = WARPS / slices;
     u32 head = blockIdx.z;
     u32 first_row = (block * tiles_per_block + warp / slices) * 16;
     bool nvfp4 = p.layout == NVFP4_TILED;
-    u32 step = nvfp4 ? 128 : 32;
-    u32 per_slice = (p.cols / step + slices - 1) / slices * step;
-    u32 first = warp % slices * per_slice, last = min(first + per_slice, p.cols);
-    // Rows past the end repeat the last one and are not stored; heads of tiled weights begin at multiples of 16.
-    u64 head_row = p.row_first + (u64)head * p.row_head;
-    u64 low = head_row + min(first_row + g, p.rows - 1), high = head_row + min(first_row + g + 8, p.rows - 1);
-    Rows rows{p.values + low * p.cols * 2, p.values + high * p.cols * 2};
-    const u8* const tiles[1] = {p.values + (head_row + min(first_row, p.rows - 1)) / 16 * (p.cols / 128) * TILE_BYTES};
+    // In tiles of columns.
+    u32 across = p.cols / (nvfp4 ? 128 : 32), per_slice = (across + slices - 1) / slices;
+    u32 first = warp % slices * per_slice, last = min(first + per_slice, across);
+    // Rows past the end repeat the last tile and are not stored; heads begin at multiples of 16.
+    u64 row_tile = (p.row_first + (u64)head * p.row_head + min(first_row, p.rows - 1)) / 16;
+    const u8* const tiles[1] = {p.values + row_tile * across * (nvfp4 ? TILE_BYTES : BF16_TILE_BYTES)};
+    Place<MATMUL_STAGES> place = prepare(flags);
     for (u32 base = blockIdx.y * capacity; base < count; base += gridDim.y * capacity) {
         if (nvfp4)
-            start(memory.nvfp4, tiles, first, last);
+            start<TILE_BYTES, MATMUL_NVFP4_TILES>(memory.nvfp4, flags, place, tiles, first, last);
         else
-            start(memory.bf16, rows, first, last);
+            start<BF16_TILE_BYTES, MATMUL_BF16_TILES>(memory.bf16, flags, place, tiles, first, last);
+        if (base == blockIdx.y * capacity) wait_for_previous();
         u32 here = min(capacity, count - base);
         Columns<NT> columns;
         find_columns(columns, here, p.x_width, [&](u32 v) {
@@ -90,9 +96,11 @@ __device__ __forceinline__ void matmul_block(const Product& p, u32 block, u32 co
         Accumulators<NT> acc[1];
         acc[0].clear();
         if (nvfp4)
-            accumulate(memory.nvfp4, tiles, columns, TILES(here * TERMS), first, last, acc);
+            accumulate<NT, MATMUL_STAGES, 1, MATMUL_NVFP4_TILES>(memory.nvfp4, flags, place, tiles, columns,
+                                                                 TILES(here * TERMS), first, last, acc);
         else
-            accumulate(memory.bf16, rows, columns, TILES(here * TERMS), first, last, acc);
+            accumulate<NT, MATMUL_STAGES, MATMUL_BF16_TILES>(memory.bf16, flags, place, tiles, columns, TILES(here * TERMS),
+                                                             first, last, acc);
         __syncthreads();
         store_partial(memory.partial, slices, acc);
         __syncthreads();
@@ -104,18 +112,22 @@ __device__ __forceinline__ void matmul_block(const Product& p, u32 block, u32 co
                 store_product(p, base + vector, head, out, sum * p.scale);
             }
         }
-        __syncthreads();
+        give_back();
     }
 }
 
-// grid (row blocks of a, then of b; vector groups; heads), 256 threads. Two products that read the same vectors share a launch.
-#define MATMUL(NAME, NT, BLOCKS)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(Product a, Product b, u32 a_blocks, u32 count) { \
-        if (blockIdx.x < a_blocks)                                                                                     \
-            matmul_block<NT>(a, blockIdx.x, count);                                                                    \
-        else                                                                                                           \
-            matmul_block<NT>(b, blockIdx.x - a_blocks, count);                                                         \
+// Two products that read the same vectors share a launch. Indexed where the parameters are: a copy would go to local memory.
+struct Products {
+    Product of[2];
+};
+
+// By the columns that a pass takes. grid (row blocks of the first, then of the second; vector groups; heads), 256 threads.
+#define MATMUL(COLUMNS, BLOCKS)                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                            \
+        matmul_##COLUMNS(const __grid_constant__ Products products, u32 first_blocks, u32 count) {           \
+        u32 second = blockIdx.x >= first_blocks;                                                             \
+        matmul_block<COLUMNS / 8>(products.of[second], blockIdx.x - (second ? first_blocks : 0), count);     \
     }
-MATMUL(matmul_2, 1, 3)   // up to 2 vectors at a time
-MATMUL(matmul_8, 3, 2)   // up to 8
-MATMUL(matmul_16, 6, 1)  // up to 16
+MATMUL(8, 3)
+MATMUL(24, 2)
+MATMUL(64, 2)

@@ -9,8 +9,13 @@ extern "C" __global__ void rms_norm(const float* x, const float* weight, float e
 #pragma unroll
     for (int i = 0; i < HELD; i++) {
         u32 k = threadIdx.x + i * blockDim.x;
-        values[i] = k < width ? x[k] : 0.0f;
         weights[i] = k < width ? weight[k] : 0.0f;
+    }
+    wait_for_previous();
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+        u32 k = threadIdx.x + i * blockDim.x;
+        values[i] = k < width ? x[k] : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < HELD; i++) sum = fmaf(values[i], values[i], sum);
@@ -34,6 +39,7 @@ extern "C" __global__ void rms_norm(const float* x, const float* weight, float e
 
 // x [count] rows of `width` in split form: what tests and products of plain vectors start from.
 extern "C" __global__ void split(const float* x, u32 width, int order, u16* out) {
+    wait_for_previous();
     u64 row = blockIdx.x;
     for (u32 k = threadIdx.x; k < width; k += blockDim.x)
         store_split(out + row * TERMS * width, width, order, k, x[row * width + k]);

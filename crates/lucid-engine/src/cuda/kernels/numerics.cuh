@@ -8,11 +8,20 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
+// From Hopper on a kernel may start while the one before it ends, and fetch weights meanwhile. Every thread of every kernel
+// calls this before it touches anything that another kernel has written or still reads; the next kernel may start from then on.
+// So when a kernel starts, all kernels but the last one before it are complete.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 #define INFINITY_F __int_as_float(0x7f800000)
 #define NAN_F __int_as_float(0x7fc00000)
 
 // Layouts, as `Layout` in weights.rs numbers them.
-enum { F32 = 0, F16 = 1, BF16 = 2, F8_E4M3 = 3, NVFP4 = 4, NVFP4_TILED = 5 };
+enum { F32 = 0, F16 = 1, BF16 = 2, F8_E4M3 = 3, NVFP4 = 4, NVFP4_TILED = 5, BF16_TILED = 6 };
 
 __device__ __forceinline__ float bf16_to_f32(u16 bits) { return __uint_as_float((u32)bits << 16); }
 
@@ -47,6 +56,10 @@ __device__ __forceinline__ float e2m1_to_f32(u32 code) {
 //   0: [32 lanes][4] words of row g;  512: the same of row g + 8;  1024: [32 lanes] scales: two of row g, two of row g + 8
 // Tiles stand by columns, then by rows; rows past the last are zero.
 #define TILE_BYTES 1152
+
+// bf16 likewise, in tiles of 16 rows by 32 columns: lane 4 g + t has columns 8 t to 8 t + 7 of rows g and g + 8.
+//   0: [32 lanes][8] values of row g;  512: the same of row g + 8
+#define BF16_TILE_BYTES 1024
 
 // The bits of each word of eight codes stand so that few instructions unpack them. In each half of the word (codes 0 to 3, 4 to
 // 7), with a code's bits as s (sign) and a, b, c:
@@ -84,6 +97,11 @@ __device__ __forceinline__ float decode_tiled(const u8* values, u64 row, u32 k, 
     return e2m1_to_f32(interleaved_code(word, k % 8)) * e4m3_to_f32(tile[1024 + 4 * lane + 2 * high + k % 32 / 16]);
 }
 
+__device__ __forceinline__ float decode_bf16_tiled(const u8* values, u64 row, u32 k, u32 cols) {
+    const u8* tile = values + (row / 16 * (cols / 32) + k / 32) * BF16_TILE_BYTES;
+    return bf16_to_f32(((const u16*)(tile + row % 16 / 8 * 512))[(row % 8 * 4 + k % 32 / 8) * 8 + k % 8]);
+}
+
 // One element of a matrix with `cols` columns, without its global scale. NVFP4 columns are a multiple of 16.
 __device__ __forceinline__ float decode(int layout, const u8* values, const u8* scales, u64 row, u32 k, u32 cols) {
     u64 at = row * cols + k;
@@ -93,6 +111,7 @@ __device__ __forceinline__ float decode(int layout, const u8* values, const u8* 
         case BF16: return bf16_to_f32(((const u16*)values)[at]);
         case F8_E4M3: return e4m3_to_f32(values[at]);
         case NVFP4: return e2m1_to_f32(values[at / 2] >> 4 * (at % 2) & 15) * e4m3_to_f32(scales[at / 16]);
+        case BF16_TILED: return decode_bf16_tiled(values, row, k, cols);
         default: return decode_tiled(values, row, k, cols);
     }
 }
@@ -122,13 +141,13 @@ __device__ __forceinline__ float block_sum(float x) {
     return x;
 }
 
-// An activation vector in split form is three bf16 vectors whose sum is the f32 vector, exactly: 3 times 8 bits of
-// significand. Tensor cores then multiply bf16 weights with f32 activations without rounding a product.
+// An activation vector in split form is TERMS bf16 vectors, which tensor cores multiply with bf16 weights without rounding a
+// product. Three hold the f32 vector exactly (3 times 8 bits of significand): reference mode. One is the vector rounded to bf16:
+// serving mode. TERMS comes from the compiler's options.
 //
 // Two orders of the columns: NATURAL, and NVFP4_ORDER, in which the sixteen bytes that one thread reads at a time meet the codes
 // that it unpacks at a time (see mma.cuh). The second permutes columns within blocks of 128.
 enum { NATURAL = 0, NVFP4_ORDER = 1 };
-#define TERMS 3
 
 __device__ __forceinline__ u32 place(int order, u32 k) {
     if (order == NATURAL) return k;
@@ -139,17 +158,21 @@ __device__ __forceinline__ u32 place(int order, u32 k) {
 // Stores column k of a vector whose terms lie `width` apart.
 __device__ __forceinline__ void store_split(u16* vector, u32 width, int order, u32 k, float x) {
     u16* at = vector + place(order, k);
-    u16 high = f32_to_bf16(x);
-    float rest = x - bf16_to_f32(high);
-    u16 middle = f32_to_bf16(rest);
-    at[0] = high;
-    at[width] = middle;
-    at[2 * (u64)width] = f32_to_bf16(rest - bf16_to_f32(middle));
+#pragma unroll
+    for (int term = 0; term < TERMS; term++) {
+        u16 rounded = f32_to_bf16(x);
+        at[(u64)term * width] = rounded;
+        x -= bf16_to_f32(rounded);
+    }
 }
 
 __device__ __forceinline__ float load_split(const u16* vector, u32 width, int order, u32 k) {
     const u16* at = vector + place(order, k);
-    return bf16_to_f32(at[0]) + (bf16_to_f32(at[width]) + bf16_to_f32(at[2 * (u64)width]));
+    float x = 0.0f;
+    // Small terms first.
+#pragma unroll
+    for (int term = TERMS - 1; term >= 0; term--) x += bf16_to_f32(at[(u64)term * width]);
+    return x;
 }
 
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }

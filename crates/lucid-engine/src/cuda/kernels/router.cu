@@ -40,6 +40,7 @@ __device__ __forceinline__ void best_of_lane(const float* choice, u32 experts, u
 extern "C" __global__ void route(Routing r, const float* logits, const float* bias, u32* chosen, float* weights) {
     extern __shared__ float memory[];
     float *scores = memory, *choice = memory + r.experts, *group_values = memory + 2 * r.experts;
+    wait_for_previous();
     u64 token = blockIdx.x;
     u32 lane = threadIdx.x;
     logits += token * r.experts;
@@ -112,25 +113,25 @@ extern "C" __global__ void route(Routing r, const float* logits, const float* bi
 // slots: [experts + 1]: the experts that somebody visits, as Visit (see experts.cu); the rest has count 0. tokens: [visits]: who
 // visits; places: [tokens, per_token]: where a route's visit stands. The shared expert is the first slot, for it has the most to
 // do; its visits come last, by token.
-// Shared memory: experts + 1 words, and the chosen experts (tokens * per_token halves).
+//
+// Routes are taken 1,024 at a time, one a thread: a warp's threads of one expert find each other and their order by a vote, and
+// the warps' counts are added up by a thread an expert.
+// Shared memory: experts words, and 32 * experts halves.
 extern "C" __global__ void __launch_bounds__(1024) group_visits(Routing r, const u32* chosen, u32 count, uint4* slots,
                                                                 u32* tokens, u32* places) {
     extern __shared__ u32 words[];
     u32* starts = words;
-    u16* routes = (u16*)(words + r.experts + 1);
-    u32 total = count * r.per_token;
-    for (u32 i = threadIdx.x; i < total; i += blockDim.x) routes[i] = chosen[i];
+    u16* of_warp = (u16*)(words + r.experts);  // [32][experts]
+    u32 total = count * r.per_token, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (u32 e = threadIdx.x; e < r.experts; e += blockDim.x) starts[e] = 0;
+    wait_for_previous();
     for (u32 i = threadIdx.x; i <= r.experts; i += blockDim.x) slots[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
-    for (u32 e = threadIdx.x; e < r.experts; e += blockDim.x) {
-        u32 visits = 0;
-        for (u32 i = 0; i < total; i++) visits += routes[i] == e;
-        starts[e] = visits;
-    }
+    for (u32 i = threadIdx.x; i < total; i += blockDim.x) atomicAdd(&starts[chosen[i]], 1);
     __syncthreads();
     if (threadIdx.x < 32) {
         // Exclusive prefix sums and the list of experts that anybody visits, 32 experts at a time.
-        u32 lane = threadIdx.x, running = 0, used = 0;
+        u32 running = 0, used = 0;
         if (r.shared) {
             if (lane == 0) slots[0] = make_uint4(r.experts, total, count, 0);
             used = 1;
@@ -148,15 +149,34 @@ extern "C" __global__ void __launch_bounds__(1024) group_visits(Routing r, const
             used += __popc(any);
         }
     }
-    __syncthreads();
-    for (u32 e = threadIdx.x; e < r.experts; e += blockDim.x) {
-        u32 at = starts[e];
-        for (u32 i = 0; i < total; i++) {
-            if (routes[i] == e) {
-                tokens[at] = i / r.per_token;
-                places[i] = at++;
+    u32 warps = min((total + 31) / 32, 32);
+    for (u32 base = 0; base < total; base += blockDim.x) {
+        for (u32 i = threadIdx.x; i < warps * r.experts; i += blockDim.x) of_warp[i] = 0;
+        __syncthreads();
+        u32 route = base + threadIdx.x, e = route < total ? chosen[route] : r.experts;
+        u32 same = __match_any_sync(~0u, e), rank = __popc(same & ((1u << lane) - 1));
+        if (route < total && rank == 0) of_warp[warp * r.experts + e] = __popc(same);
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < r.experts; i += blockDim.x) {
+            // From counts to the places of each warp's first visit, counted from the round's first.
+            u32 before = 0;
+            for (u32 w = 0; w < warps; w++) {
+                u32 here = of_warp[w * r.experts + i];
+                of_warp[w * r.experts + i] = before;
+                before += here;
             }
         }
+        __syncthreads();
+        u32 at = 0;
+        if (route < total) {
+            at = starts[e] + of_warp[warp * r.experts + e] + rank;
+            tokens[at] = route / r.per_token;
+            places[route] = at;
+        }
+        __syncthreads();
+        // An expert's visits of this round lie before those of the next.
+        if (route < total) atomicMax(&starts[e], at + 1);
+        __syncthreads();
     }
     if (r.shared)
         for (u32 i = threadIdx.x; i < count; i += blockDim.x) tokens[total + i] = i;

@@ -7,18 +7,17 @@ use std::time::Instant;
 use lucid_checkpoint::{Config, TokenId};
 
 use super::random::Random;
-use super::{gpu, split_vectors};
+use super::{gpu_with_terms, split_vectors};
 use crate::cpu::Span;
-use crate::cuda::attention::{Pages, PartialSums, Shape, StepRows, attend};
+use crate::cuda::attention::{PartialSums, Shape, StepRows, attend};
 use crate::cuda::driver::{Address, Buffer, Gpu, launch};
 use crate::cuda::experts::{ExpertBuffers, Normed, Pass, down, gate_up};
 use crate::cuda::forward::CudaModel;
-use crate::cuda::kernels::{Kernels, Order, TERMS};
+use crate::cuda::kernels::{Kernels, Order};
 use crate::cuda::matmul::{Product, multiply};
 use crate::cuda::router::Routes;
 use crate::cuda::weights::{
     Attention, DeviceMatrix, ExpertMatrices, Experts, FeedForward, Layer, Layout, Mlps, Query, Weights,
-    tiled_bytes,
 };
 use crate::kv_cache::{PAGE_TOKENS, PagePool};
 use crate::{Mode, Semantics, SemanticsOptions};
@@ -95,7 +94,7 @@ impl Noise {
     fn experts(&self, gpu: &Gpu, experts: usize, rows: usize, cols: usize) -> ExpertMatrices {
         // Codes have a standard deviation of 2.9, scales of about 1.1.
         let global = 1.0 / (3.2 * (cols as f32).sqrt());
-        let value_stride = tiled_bytes(rows, cols);
+        let value_stride = Layout::Nvfp4.tiled_bytes(rows, cols);
         ExpertMatrices {
             values: self.fill(gpu, &self.tiles, experts * value_stride),
             scales: gpu.allocate(0).unwrap(),
@@ -188,15 +187,16 @@ fn line(what: &str, seconds: f64, bytes: f64, copy: f64) {
 #[test]
 #[ignore = "a benchmark, for a GPU with 80 GB or more"]
 fn decoding_at_full_width() {
-    let Some((gpu, kernels)) = gpu() else { return };
+    let Some((gpu, kernels)) = gpu_with_terms(1) else { return };
     let noise = Noise::new(&gpu);
     let copy = bandwidth(&gpu, &kernels, &noise);
     let layers: Vec<Layer> = (0..6).map(|_| noise.layer(&gpu)).collect();
     for batch in [1, 8, 32, 64] {
         experts_alone(&gpu, &kernels, &layers, batch, copy);
     }
-    for batch in [1, 8] {
+    for batch in [1, 8, 32, 64] {
         projections(&gpu, &kernels, &noise, &layers, batch, copy);
+        attention(&gpu, &kernels, &noise, batch, CONTEXT, copy);
     }
     whole_layers(&gpu, kernels, &noise, layers, copy);
 }
@@ -229,7 +229,7 @@ fn experts_alone(gpu: &Gpu, kernels: &Kernels, layers: &[Layer], batch: usize, c
     let xs: Vec<f32> = (0..batch * HIDDEN).map(|_| random.number()).collect();
     let x = split_vectors(gpu, kernels, &xs, HIDDEN, Order::Nvfp4);
     let x = Normed { natural: Address::NULL, nvfp4: x.address() };
-    let buffers = ExpertBuffers::new(gpu, 9 * batch, WIDTH, HIDDEN).unwrap();
+    let buffers = ExpertBuffers::new(gpu, kernels.terms, 9 * batch, WIDTH, HIDDEN).unwrap();
     // Eight routings by six layers: no weight is still in the second-level cache when its turn comes again.
     let mut distinct = 0;
     let routings: Vec<Routes> = (0..8)
@@ -252,7 +252,7 @@ fn experts_alone(gpu: &Gpu, kernels: &Kernels, layers: &[Layer], batch: usize, c
     let experts = distinct as f64 / 8.0;
     println!("batch {batch}: {:.1} routed experts and the shared one", experts - 1.0);
     let slots = routings[0].most_active(batch);
-    let pass = Pass::best(mlps[0], slots, batch);
+    let pass = Pass::best(kernels, mlps[0], slots, batch);
     let up = measure(gpu, |i| {
         let visits = routings[i % 8].visits();
         gate_up(gpu, kernels, mlps[i % 6], visits, slots, pass, x, &buffers).unwrap();
@@ -306,21 +306,38 @@ fn projections(gpu: &Gpu, kernels: &Kernels, noise: &Noise, layers: &[Layer], ba
     let head =
         measure(gpu, |_| multiply(gpu, kernels, Product::new(&lm_head, x).into(y), None, batch).unwrap());
     line("lm_head", head, bytes(&lm_head), copy);
+}
 
+#[test]
+#[ignore = "a benchmark"]
+fn attention_at_full_width() {
+    let Some((gpu, kernels)) = gpu_with_terms(1) else { return };
+    let noise = Noise::new(&gpu);
+    for (batch, context) in [(1, 1_024), (8, 1_024), (32, 1_024), (64, 1_024), (1, 32_768), (8, 32_768)] {
+        attention(&gpu, &kernels, &noise, batch, context, 4.26e12);
+    }
+}
+
+fn attention(gpu: &Gpu, kernels: &Kernels, noise: &Noise, batch: usize, context: usize, copy: f64) {
+    let mut random = Random::new(2);
+    let queries: Vec<f32> = (0..batch * HEADS * 576).map(|_| random.number()).collect();
+    let queries = gpu.upload(&queries).unwrap();
     let shape = Shape { heads: HEADS, nope: 128, latent: 512, rope: 64, scale: 0.1, mode: Mode::Serving };
-    let pages = CONTEXT / PAGE_TOKENS;
-    let cache = noise.fill(gpu, &noise.bf16, batch * CONTEXT * 576 * 2);
-    let words: Vec<u32> = (0..batch).flat_map(|row| [CONTEXT as u32 - 1, (row * pages) as u32]).collect();
+    let pages = context / PAGE_TOKENS;
+    let cache = noise.fill(gpu, &noise.bf16, batch * context * 576 * 2);
+    let words: Vec<u32> = (0..batch).flat_map(|row| [context as u32 - 1, (row * pages) as u32]).collect();
     let (rows, table) =
         (gpu.upload(&words).unwrap(), gpu.upload(&(0..(batch * pages) as u32).collect::<Vec<_>>()).unwrap());
     let step = StepRows { count: batch, rows: rows.address(), pages: table.address(), most_pages: pages };
-    let partial = PartialSums::new(gpu, shape, CONTEXT).unwrap();
-    let out = gpu.allocate(batch * HEADS * 512 * TERMS * 2).unwrap();
+    let partial = PartialSums::new(gpu, shape, context).unwrap();
+    let out = gpu.allocate(batch * HEADS * 512 * kernels.terms * 2).unwrap();
+    let pages_kind = partial.choose(kernels, shape, step);
     let seconds = measure(gpu, |_| {
         let to = (out.address(), Order::Natural);
-        attend(gpu, kernels, shape, step, cache.address(), x, &partial, Pages::SideBySide, to).unwrap();
+        attend(gpu, kernels, shape, step, cache.address(), queries.address(), &partial, pages_kind, to)
+            .unwrap();
     });
-    line("attention at 1,024 tokens", seconds, (batch * CONTEXT * 576 * 2) as f64, copy);
+    line(&format!("attention, batch {batch}, {context}"), seconds, (batch * context * 576 * 2) as f64, copy);
 }
 
 /// Time of a layer: the step with six layers minus the step with three, over three, as for vLLM.

@@ -1,7 +1,7 @@
 use lucid_checkpoint::{Bytes, Matrix, Packed, e4m3_to_f32, nvfp4};
 
 use super::random::{self, Random, decoded, dot};
-use super::{gpu, poisoned, read, same_bits, split_vectors};
+use super::{bf16, gpu, gpu_with_terms, poisoned, read, same_bits, split_vectors};
 use crate::cuda::kernels::Order;
 use crate::cuda::matmul::{Product, multiply, multiply_plain};
 use crate::cuda::weights::{DeviceMatrix, Layout};
@@ -13,7 +13,16 @@ const LAYOUTS: [Layout; 5] = [Layout::F32, Layout::F16, Layout::Bf16, Layout::F8
 
 #[test]
 fn products_match_f64_and_never_depend_on_the_batch() {
-    let Some((gpu, kernels)) = gpu() else { return };
+    products_match_f64(3);
+}
+
+#[test]
+fn products_of_bf16_activations_match_f64_and_never_depend_on_the_batch() {
+    products_match_f64(1);
+}
+
+fn products_match_f64(terms: usize) {
+    let Some((gpu, kernels)) = gpu_with_terms(terms) else { return };
     let mut random = Random::new(7);
     let shapes = [
         (1, 32),
@@ -35,9 +44,10 @@ fn products_match_f64_and_never_depend_on_the_batch() {
             let host = random::matrix(layout, rows, cols, random.word());
             let (weight, values) = (DeviceMatrix::upload(&gpu, &kernels, &host).unwrap(), decoded(&host));
             let xs = random::vector(37 * cols, random.word());
+            let xs: Vec<f32> = xs.into_iter().map(|x| if terms == 1 { bf16(x) } else { x }).collect();
             let x = split_vectors(&gpu, &kernels, &xs, cols, layout.order(cols));
             let mut alone = Vec::new();
-            for count in [1, 2, 3, 8, 17, 37] {
+            for count in [1, 2, 3, 8, 9, 17, 25, 37] {
                 let y = poisoned(&gpu, count * rows);
                 let product = Product::new(&weight, x.address()).into(y.address());
                 multiply(&gpu, &kernels, product, None, count).unwrap();

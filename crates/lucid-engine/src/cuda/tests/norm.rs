@@ -22,7 +22,7 @@ fn norms_match_f64() {
             Address::NULL,
         )
         .unwrap();
-        for (i, y) in joined(&gpu, out.address(), count, width).into_iter().enumerate() {
+        for (i, y) in joined(&gpu, &kernels, out.address(), count, width).into_iter().enumerate() {
             let row = &x[i / width * stride..][..width];
             let mean = row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / width as f64;
             let expected = f64::from(row[i % width]) / (mean + 1e-5).sqrt() * f64::from(weight[i % width]);

@@ -1,0 +1,310 @@
+// Multi-head latent attention on tensor cores: queries and softmax weights are rounded to bf16, the cache holds bf16, sums are f32.
+// For serving; attention.cu has the plain versions.
+//
+// All heads read the same entries (as FlashMLA does it), so 16 MT heads are operand A's rows and a page is read once for them.
+// A running softmax goes through the pages of a span, and spans, which begin at fixed positions, are merged in order. Whether
+// spans run one after the other in one block or side by side (then merge_units merges them) does not change a bit.
+
+// Spans are short where all of the context is, so that one sequence alone keeps many multiprocessors busy, and longer after
+// SHORT_SPANS, so that there is less to merge.
+#define SHORT_SPANS 16
+#define SHORT_SPAN_PAGES 2
+#define LONG_SPAN_PAGES 8
+__device__ __forceinline__ u32 first_page_of(u32 span) {
+    return SHORT_SPAN_PAGES * min(span, SHORT_SPANS) + LONG_SPAN_PAGES * (span - min(span, SHORT_SPANS));
+}
+__device__ __forceinline__ bool begins_span(u32 page) {
+    return page < SHORT_SPANS * SHORT_SPAN_PAGES ? page % SHORT_SPAN_PAGES == 0
+                                                 : (page - SHORT_SPANS * SHORT_SPAN_PAGES) % LONG_SPAN_PAGES == 0;
+}
+__device__ __forceinline__ u32 spans_of(u32 pages) {
+    u32 in_short = min(pages, SHORT_SPANS * SHORT_SPAN_PAGES);
+    return (in_short + SHORT_SPAN_PAGES - 1) / SHORT_SPAN_PAGES + (pages - in_short + LONG_SPAN_PAGES - 1) / LONG_SPAN_PAGES;
+}
+__device__ __forceinline__ u32 units_of(u32 position, u32 tokens) {
+    return tokens ? position / tokens + 1 : spans_of(position / PAGE_TOKENS + 1);
+}
+#define ENTRY_PITCH (2 * WIDTH + 16)  // bytes: eight rows lie in different banks
+
+// The products of scores cut the columns among four warps, each for half of the tokens; then each warp has an eighth of the
+// latent columns.
+template <int MT>
+struct AttentionMemory {
+    u8 pages[2][PAGE_TOKENS * ENTRY_PITCH];
+    u8 queries[16 * MT * ENTRY_PITCH];
+    float scores[4][16 * MT][PAGE_TOKENS + 8];
+    u16 weights[16 * MT][PAGE_TOKENS + 8];
+    float rescale[16 * MT];
+    float total_rescale[16 * MT], span_rescale[16 * MT];
+};
+
+__device__ __forceinline__ void load_matrices(u32 (&m)[4], const void* at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(at)) : "memory");
+}
+__device__ __forceinline__ void load_transposed(u32 (&m)[4], const void* at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(at)) : "memory");
+}
+
+__device__ __forceinline__ u32 pack_bf16(float low, float high) { return f32_to_bf16(low) | (u32)f32_to_bf16(high) << 16; }
+
+__device__ __forceinline__ void fetch_page(u8* to, const u16* cache, u32 page) {
+    const u8* from = (const u8*)(cache + (u64)page * PAGE_TOKENS * WIDTH);
+    for (u32 i = threadIdx.x; i < PAGE_TOKENS * WIDTH / 8; i += THREADS)
+        copy_16(to + i / (WIDTH / 8) * ENTRY_PITCH + i % (WIDTH / 8) * 16, from + 16 * i);
+}
+
+// Scores of a page, in four parts.
+template <int MT>
+__device__ __forceinline__ void score_page(AttentionMemory<MT>& memory, const u8* page) {
+    u32 lane = threadIdx.x % 32, part = threadIdx.x / 32 % 4, half = threadIdx.x / 128;
+    float scores[MT][4][4] = {};
+    const u8* query = memory.queries + lane % 16 * ENTRY_PITCH + lane / 16 * 16;
+    const u8* entry = page + (32 * half + lane / 16 * 8 + lane % 8) * ENTRY_PITCH + lane / 8 % 2 * 16;
+#pragma unroll
+    for (int step = 0; step < WIDTH / 64; step++) {
+        u32 at = 2 * (part * (WIDTH / 4) + 16 * step);
+        u32 a[MT][4], b[2][4];
+#pragma unroll
+        for (int m = 0; m < MT; m++) load_matrices(a[m], query + 16 * m * ENTRY_PITCH + at);
+#pragma unroll
+        for (int j = 0; j < 2; j++) load_matrices(b[j], entry + 16 * j * ENTRY_PITCH + at);
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+                mma(scores[m][n], a[m][0], a[m][1], a[m][2], a[m][3], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+    }
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+#pragma unroll
+            for (int high = 0; high < 2; high++)
+                *(float2*)&memory.scores[part][16 * m + 8 * high + lane / 4][32 * half + 8 * n + lane % 4 * 2] =
+                    make_float2(scores[m][n][2 * high], scores[m][n][2 * high + 1]);
+}
+
+// A softmax over scores so far: of one head, held by all threads of that head.
+struct Softmax {
+    float maximum, total;
+};
+
+// From scores to weights under the running maximum.
+template <int MT>
+__device__ __forceinline__ void weigh_page(AttentionMemory<MT>& memory, Softmax& softmax, float scale, u32 visible) {
+    const u32 PER_HEAD = THREADS / (16 * MT), QUADS = PAGE_TOKENS / 4 / PER_HEAD;
+    u32 head = threadIdx.x / PER_HEAD, first = threadIdx.x % PER_HEAD * 4;
+    float score[QUADS][4], highest = -INFINITY_F;
+#pragma unroll
+    for (u32 quad = 0; quad < QUADS; quad++) {
+        u32 token = first + 4 * PER_HEAD * quad;
+        float4 parts[4];
+#pragma unroll
+        for (int part = 0; part < 4; part++) parts[part] = *(const float4*)&memory.scores[part][head][token];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float sum = (&parts[0].x)[i];
+#pragma unroll
+            for (int part = 1; part < 4; part++) sum += (&parts[part].x)[i];
+            score[quad][i] = token + i < visible ? sum * scale : -INFINITY_F;
+            highest = fmaxf(highest, score[quad][i]);
+        }
+    }
+#pragma unroll
+    for (u32 lane = PER_HEAD / 2; lane > 0; lane /= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, lane));
+    // Finite, or all is NaN and stays NaN.
+    float maximum = fmaxf(softmax.maximum, highest), rescale = expf(softmax.maximum - maximum), total = 0.0f;
+#pragma unroll
+    for (u32 quad = 0; quad < QUADS; quad++) {
+        u32 pairs[2];
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            pairs[i] = pack_bf16(expf(score[quad][2 * i] - maximum), expf(score[quad][2 * i + 1] - maximum));
+            // What is summed is what is multiplied with.
+            sum += bf16_to_f32(pairs[i]);
+            sum += bf16_to_f32(pairs[i] >> 16);
+        }
+        // The tree over the quads is the same for any number of heads in a block.
+        total += sum;
+        *(uint2*)&memory.weights[head][first + 4 * PER_HEAD * quad] = make_uint2(pairs[0], pairs[1]);
+    }
+#pragma unroll
+    for (u32 lane = PER_HEAD / 2; lane > 0; lane /= 2) total += __shfl_xor_sync(~0u, total, lane);
+    softmax.total = fmaf(softmax.total, rescale, total);
+    softmax.maximum = maximum;
+    if (threadIdx.x % PER_HEAD == 0) memory.rescale[head] = rescale;
+}
+
+// A warp's sums: an eighth of the latent columns of all heads. Values of rows g and g + 8 of each row tile.
+#define SUM_TILES (LATENT / 64)
+template <int MT>
+struct HeadSums {
+    float d[MT][SUM_TILES][4];
+};
+
+// sums = rescale · sums + weights · page
+template <int MT>
+__device__ __forceinline__ void add_page(AttentionMemory<MT>& memory, const u8* page, HeadSums<MT>& sums) {
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+        float low = memory.rescale[16 * m + lane / 4], high = memory.rescale[16 * m + 8 + lane / 4];
+#pragma unroll
+        for (int n = 0; n < SUM_TILES; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) sums.d[m][n][i] *= i < 2 ? low : high;
+    }
+    const u16* weight = &memory.weights[lane % 16][lane / 16 * 8];
+    const u8* entry = page + lane % 16 * ENTRY_PITCH + 2 * (warp * (LATENT / 8) + lane / 16 * 8);
+#pragma unroll
+    for (int step = 0; step < PAGE_TOKENS / 16; step++) {
+        u32 a[MT][4];
+#pragma unroll
+        for (int m = 0; m < MT; m++) load_matrices(a[m], weight + 16 * m * (PAGE_TOKENS + 8) + 16 * step);
+#pragma unroll
+        for (int n = 0; n < SUM_TILES; n += 2) {
+            u32 b[4];
+            load_transposed(b, entry + 16 * step * ENTRY_PITCH + 16 * n);
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                mma(sums.d[m][n], a[m][0], a[m][1], a[m][2], a[m][3], b[0], b[1]);
+                mma(sums.d[m][n + 1], a[m][0], a[m][1], a[m][2], a[m][3], b[2], b[3]);
+            }
+        }
+    }
+}
+
+template <int MT>
+__device__ __forceinline__ void clear(HeadSums<MT>& sums) {
+#pragma unroll
+    for (int i = 0; i < MT * SUM_TILES * 4; i++) (&sums.d[0][0][0])[i] = 0.0f;
+}
+
+// Calls f(head in the block, latent column, two sums) for all that the thread holds.
+template <int MT, typename F>
+__device__ __forceinline__ void each_pair(const HeadSums<MT>& sums, F f) {
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int high = 0; high < 2; high++)
+#pragma unroll
+            for (int n = 0; n < SUM_TILES; n++)
+                f(16 * m + 8 * high + lane / 4, warp * (LATENT / 8) + 8 * n + lane % 4 * 2, sums.d[m][n][2 * high],
+                  sums.d[m][n][2 * high + 1]);
+}
+
+// WHOLE: all spans of a row; grid (1, heads / (16 MT), rows); out [rows, heads * LATENT] in split form.
+// Else one span; grid (spans, heads / (16 MT), rows); partial [rows, heads, spans, 2 + LATENT]. 256 threads.
+template <int MT, bool WHOLE>
+__device__ __forceinline__ void attend_spans(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,
+                                             const u16* cache, int order, u16* out, float* partial) {
+    static_assert(sizeof(AttentionMemory<MT>) <= ATTENTION_SHARED, "see kernels.rs");
+    AttentionMemory<MT>& memory = *(AttentionMemory<MT>*)block_memory;
+    const u32 PER_HEAD = THREADS / (16 * MT);
+    u64 row = blockIdx.z;
+    u32 first_head = blockIdx.y * 16 * MT, here = min(heads - first_head, 16 * MT);
+    // Rows, pages and entries are complete when this kernel starts: the one before it only computes queries.
+    u32 visible = __ldcg(&rows[row].position) + 1, all = (visible + PAGE_TOKENS - 1) / PAGE_TOKENS;
+    u32 at = WHOLE ? 0 : first_page_of(blockIdx.x), last = WHOLE ? all : min(all, first_page_of(blockIdx.x + 1));
+    if (at >= last) {
+        wait_for_previous();
+        return;
+    }
+    const u32* table = pages + __ldcg(&rows[row].table);
+    fetch_page(memory.pages[at % 2], cache, __ldcg(table + at));
+    end_copies();
+    wait_for_previous();
+    queries += (row * heads + first_head) * WIDTH;
+    for (u32 i = threadIdx.x; i < 16 * MT * WIDTH / 2; i += THREADS) {
+        u32 head = i / (WIDTH / 2), column = i % (WIDTH / 2) * 2;
+        float2 pair = head < here ? *(const float2*)(queries + head * WIDTH + column) : make_float2(0.0f, 0.0f);
+        *(u32*)(memory.queries + head * ENTRY_PITCH + 2 * column) = pack_bf16(pair.x, pair.y);
+    }
+    Softmax softmax{-INFINITY_F, 0.0f}, whole{-INFINITY_F, 0.0f};
+    HeadSums<MT> sums, total;
+    clear(sums);
+    if (WHOLE) clear(total);
+    for (; at < last; at++) {
+        u8* page = memory.pages[at % 2];
+        wait_copies<0>();
+        __syncthreads();
+        u32 in_page = min(PAGE_TOKENS, visible - at * PAGE_TOKENS);
+        if (at + 1 < last) fetch_page(memory.pages[(at + 1) % 2], cache, __ldcg(table + at + 1));
+        end_copies();
+        if (in_page < PAGE_TOKENS) {
+            // What was never written may be NaN, even under a weight of 0.
+            for (u32 i = in_page * WIDTH / 8 + threadIdx.x; i < PAGE_TOKENS * WIDTH / 8; i += THREADS)
+                *(uint4*)(page + i / (WIDTH / 8) * ENTRY_PITCH + i % (WIDTH / 8) * 16) = make_uint4(0, 0, 0, 0);
+            __syncthreads();
+        }
+        score_page(memory, page);
+        __syncthreads();
+        weigh_page(memory, softmax, scale, in_page);
+        __syncthreads();
+        add_page(memory, page, sums);
+        if (WHOLE && (begins_span(at + 1) || at + 1 == last)) {
+            // As `merge` does it.
+            float maximum = fmaxf(whole.maximum, softmax.maximum);
+            float old_scale = expf(whole.maximum - maximum), new_scale = expf(softmax.maximum - maximum);
+            whole.total = fmaf(whole.total, old_scale, softmax.total * new_scale);
+            whole.maximum = maximum;
+            softmax = Softmax{-INFINITY_F, 0.0f};
+            if (threadIdx.x % PER_HEAD == 0) {
+                memory.total_rescale[threadIdx.x / PER_HEAD] = old_scale;
+                memory.span_rescale[threadIdx.x / PER_HEAD] = new_scale;
+            }
+            __syncthreads();
+            u32 g = threadIdx.x % 32 / 4;
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    float keep = memory.total_rescale[16 * m + i / 2 * 8 + g], add = memory.span_rescale[16 * m + i / 2 * 8 + g];
+#pragma unroll
+                    for (int n = 0; n < SUM_TILES; n++)
+                        total.d[m][n][i] = fmaf(total.d[m][n][i], keep, sums.d[m][n][i] * add);
+                }
+            clear(sums);
+        }
+    }
+    u32 head = threadIdx.x / PER_HEAD;
+    if (WHOLE) {
+        __syncthreads();
+        if (threadIdx.x % PER_HEAD == 0) memory.rescale[head] = whole.total;
+        __syncthreads();
+        u32 width = heads * LATENT;
+        out += row * TERMS * width;
+        each_pair(total, [&](u32 head, u32 column, float a, float b) {
+            if (head >= here) return;
+            float all = memory.rescale[head];
+            store_split(out, width, order, (first_head + head) * LATENT + column, a / all);
+            store_split(out, width, order, (first_head + head) * LATENT + column + 1, b / all);
+        });
+    } else {
+        partial += ((row * heads + first_head) * gridDim.x + blockIdx.x) * PARTIAL;
+        u64 stride = gridDim.x * PARTIAL;
+        if (threadIdx.x % PER_HEAD == 0 && head < here)
+            *(float2*)(partial + head * stride) = make_float2(softmax.maximum, softmax.total);
+        each_pair(sums, [&](u32 head, u32 column, float a, float b) {
+            if (head < here) *(float2*)(partial + head * stride + 2 + column) = make_float2(a, b);
+        });
+    }
+}
+
+#define ATTEND(HEADS)                                                                                                    \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                             \
+        attend_rows_##HEADS(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,             \
+                            const u16* cache, int order, u16* out) {                                                     \
+        attend_spans<HEADS / 16, true>(queries, heads, scale, rows, pages, cache, order, out, nullptr);                  \
+    }                                                                                                                    \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                             \
+        attend_spans_##HEADS(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,            \
+                             const u16* cache, float* partial) {                                                         \
+        attend_spans<HEADS / 16, false>(queries, heads, scale, rows, pages, cache, 0, nullptr, partial);                 \
+    }
+ATTEND(16)
+ATTEND(32)
