@@ -1,12 +1,14 @@
 //! Where the model runs: one type over the processor and the GPU, so that engine and scorer don't care.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::str::FromStr;
 
 use lucid_checkpoint::{Checkpoint, Config, TokenId};
 
 use crate::cpu::{CpuModel, LatentCache, Observer, Span};
 use crate::cuda::CudaModel;
+use crate::parallel::{Collective, Meeting, Rank};
 use crate::{Error, Semantics, SemanticsOptions};
 
 /// Where the model runs. In text: `cpu`, `cuda`, `cuda:1`.
@@ -52,19 +54,33 @@ impl FromStr for Device {
 
 /// A model and its cache on a device.
 pub enum Backend {
-    /// On the processor.
-    Cpu {
-        /// The model.
-        model: Box<CpuModel>,
-        /// Its cache.
-        cache: LatentCache,
-    },
+    /// On the processor: all ranks, in order.
+    Cpu(Vec<CpuRank>),
     /// On a GPU.
     Cuda(Box<CudaModel>),
 }
 
+/// A rank on the processor.
+pub struct CpuRank {
+    model: CpuModel,
+    cache: LatentCache,
+}
+
+impl CpuRank {
+    /// Runs a step. A panic is told to the other ranks, which wait for this one's sums.
+    fn forward(&mut self, tokens: &[TokenId], spans: &[Span<'_>], observer: &mut impl Observer) {
+        let CpuRank { model, cache } = self;
+        let run = AssertUnwindSafe(|| model.forward(tokens, spans, cache, observer));
+        if let Err(panic) = catch_unwind(run) {
+            model.leave();
+            resume_unwind(panic);
+        }
+    }
+}
+
 impl Backend {
-    /// Loads a model for sequences of up to `positions` tokens and steps of up to `max_step_tokens`. It has no cache yet.
+    /// Loads a model for sequences of up to `positions` tokens and steps of up to `max_step_tokens`, on `ranks` threads or GPUs
+    /// that share it. It has no cache yet.
     ///
     /// # Errors
     /// When the checkpoint is incomplete or unsupported, threads can't be started, or the device can't be used.
@@ -75,11 +91,22 @@ impl Backend {
         threads: Option<usize>,
         positions: usize,
         max_step_tokens: usize,
+        ranks: usize,
     ) -> Result<Backend, Error> {
+        if ranks == 0 {
+            return Err(Error::Option { option: "ranks", value: "0".into(), expected: "at least 1" });
+        }
         Ok(match device {
             Device::Cpu => {
-                let model = Box::new(CpuModel::load(checkpoint, semantics, threads, positions)?);
-                Backend::Cpu { cache: model.new_cache(0), model }
+                let seats: Vec<Box<dyn Collective>> = match ranks {
+                    1 => vec![Box::new(())],
+                    _ => Meeting::seats(ranks).into_iter().map(|seat| Box::new(seat) as _).collect(),
+                };
+                let load = |(rank, seat)| {
+                    let model = CpuModel::load(checkpoint, semantics, threads, positions, rank, seat)?;
+                    Ok(CpuRank { cache: model.new_cache(0), model })
+                };
+                Backend::Cpu(Rank::all(ranks).zip(seats).map(load).collect::<Result<_, Error>>()?)
             }
             Device::Cuda(ordinal) => Backend::Cuda(Box::new(CudaModel::load(
                 checkpoint,
@@ -97,7 +124,9 @@ impl Backend {
     /// When the device has no room for it.
     pub fn set_cache(&mut self, pages: usize) -> Result<(), Error> {
         match self {
-            Backend::Cpu { model, cache } => *cache = model.new_cache(pages),
+            Backend::Cpu(ranks) => {
+                ranks.iter_mut().for_each(|rank| rank.cache = rank.model.new_cache(pages));
+            }
             Backend::Cuda(model) => model.set_cache(pages)?,
         }
         Ok(())
@@ -107,7 +136,7 @@ impl Backend {
     #[must_use]
     pub fn config(&self) -> &Config {
         match self {
-            Backend::Cpu { model, .. } => model.config(),
+            Backend::Cpu(ranks) => ranks[0].model.config(),
             Backend::Cuda(model) => model.config(),
         }
     }
@@ -116,7 +145,7 @@ impl Backend {
     #[must_use]
     pub fn semantics(&self) -> &Semantics {
         match self {
-            Backend::Cpu { model, .. } => model.semantics(),
+            Backend::Cpu(ranks) => ranks[0].model.semantics(),
             Backend::Cuda(model) => model.semantics(),
         }
     }
@@ -131,10 +160,21 @@ impl Backend {
         spans: &[Span<'_>],
         observer: Option<&mut impl Observer>,
     ) -> Result<(), Error> {
-        match (self, observer) {
-            (Backend::Cpu { model, cache }, Some(observer)) => model.forward(tokens, spans, cache, observer),
-            (Backend::Cpu { model, cache }, None) => model.forward(tokens, spans, cache, &mut ()),
-            (Backend::Cuda(model), observer) => model.forward(tokens, spans, observer)?,
+        match self {
+            Backend::Cpu(ranks) => {
+                // There is always one; all have the same hidden states and routes.
+                let Some((first, others)) = ranks.split_first_mut() else { return Ok(()) };
+                std::thread::scope(|scope| {
+                    for rank in others {
+                        scope.spawn(|| rank.forward(tokens, spans, &mut ()));
+                    }
+                    match observer {
+                        Some(observer) => first.forward(tokens, spans, observer),
+                        None => first.forward(tokens, spans, &mut ()),
+                    }
+                });
+            }
+            Backend::Cuda(model) => model.forward(tokens, spans, observer)?,
         }
         Ok(())
     }
@@ -145,7 +185,21 @@ impl Backend {
     /// When the GPU fails.
     pub fn logits(&mut self, rows: &[usize], out: &mut Vec<f32>) -> Result<(), Error> {
         match self {
-            Backend::Cpu { model, .. } => model.logits(rows, out),
+            Backend::Cpu(ranks) => match ranks.as_mut_slice() {
+                [only] => only.model.logits(rows, out),
+                ranks => {
+                    let vocab = ranks[0].model.config().vocab_size;
+                    out.resize(rows.len() * vocab, 0.0);
+                    let mut part = Vec::new();
+                    for rank in ranks {
+                        let columns = rank.model.vocabulary();
+                        rank.model.logits(rows, &mut part);
+                        for (out, part) in out.chunks_exact_mut(vocab).zip(part.chunks_exact(columns.len())) {
+                            out[columns.clone()].copy_from_slice(part);
+                        }
+                    }
+                }
+            },
             Backend::Cuda(model) => model.logits(rows, out)?,
         }
         Ok(())

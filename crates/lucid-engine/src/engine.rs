@@ -19,6 +19,8 @@ use crate::{Error, Event, Request, Semantics, SemanticsOptions};
 pub struct EngineOptions {
     /// Where the model runs.
     pub device: Device,
+    /// Ranks that share the model (tensor parallelism): GPUs from `device` on, or groups of the processor's threads.
+    pub ranks: usize,
     /// Arithmetic.
     pub semantics: SemanticsOptions,
     /// Longest sequence, prompt and answer together; `None` takes the model's `max_position_embeddings`.
@@ -39,6 +41,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         EngineOptions {
             device: Device::Cpu,
+            ranks: 1,
             semantics: SemanticsOptions::default(),
             max_model_len: None,
             kv_cache_tokens: 65_536,
@@ -177,6 +180,7 @@ impl Engine {
             options.threads,
             max_model_len,
             options.max_step_tokens,
+            options.ranks,
         )?;
         model.set_cache(pool.total())?;
         let semantics = model.semantics().clone();

@@ -10,6 +10,7 @@ mod engine;
 mod error;
 mod kv_cache;
 mod logprobs;
+mod parallel;
 mod plant;
 mod request;
 mod sampler;

@@ -43,8 +43,22 @@ impl Scorer {
         semantics: &SemanticsOptions,
         threads: Option<usize>,
     ) -> Result<Scorer, Error> {
+        Scorer::on_ranks(device, 1, checkpoint, semantics, threads)
+    }
+
+    /// The same on `ranks` threads or GPUs that share the model.
+    ///
+    /// # Errors
+    /// As [`Scorer::on`], and when the model can't be dealt out.
+    pub fn on_ranks(
+        device: Device,
+        ranks: usize,
+        checkpoint: &Checkpoint,
+        semantics: &SemanticsOptions,
+        threads: Option<usize>,
+    ) -> Result<Scorer, Error> {
         let positions = checkpoint.config().max_position_embeddings;
-        let model = Backend::load(device, checkpoint, semantics, threads, positions, CHUNK)?;
+        let model = Backend::load(device, checkpoint, semantics, threads, positions, CHUNK, ranks)?;
         Ok(Scorer { pool: PagePool::new(0), pages: Vec::new(), model })
     }
 

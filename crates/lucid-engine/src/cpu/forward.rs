@@ -1,5 +1,7 @@
 //! The forward pass, block by block, in the order of the paper (DeepSeek-V3, arXiv:2412.19437, §2.1).
 
+use std::ops::Range;
+
 use lucid_checkpoint::{Checkpoint, Config, TokenId};
 
 pub use super::attention::Span;
@@ -12,6 +14,7 @@ use super::rope::{Rope, softmax_scale};
 use super::router::Route;
 use super::threads::Threads;
 use crate::kv_cache::PAGE_TOKENS;
+use crate::parallel::{Collective, Rank, Shard, shard_config};
 use crate::weights::{Attention, FeedForward, Layer, Query, Weights};
 use crate::{Error, Semantics, SemanticsOptions};
 
@@ -25,9 +28,15 @@ pub trait Observer {
 
 impl Observer for () {}
 
-/// A model, its threads and its scratch memory.
+/// A model (or a rank's part of it), its threads and its scratch memory.
 pub struct CpuModel {
+    /// Of the whole model.
+    whole: Config,
+    /// Of the part: its heads and widths.
     config: Config,
+    /// The part's tokens.
+    vocabulary: Range<usize>,
+    ranks: Box<dyn Collective>,
     semantics: Semantics,
     weights: Weights,
     rope: Rope,
@@ -52,40 +61,66 @@ struct Scratch {
 }
 
 impl CpuModel {
-    /// Loads a model for sequences of up to `positions` tokens.
+    /// Loads the part of a rank for sequences of up to `positions` tokens.
     ///
     /// # Errors
-    /// When the checkpoint is incomplete or unsupported, or threads can't be started.
+    /// When the checkpoint is incomplete or unsupported, can't be dealt out, or threads can't be started.
     pub fn load(
         checkpoint: &Checkpoint,
         options: &SemanticsOptions,
         threads: Option<usize>,
         positions: usize,
+        rank: Rank,
+        ranks: Box<dyn Collective>,
     ) -> Result<CpuModel, Error> {
-        let config = checkpoint.config().clone();
-        let semantics = Semantics::new(&config, options);
+        let whole = checkpoint.config().clone();
+        let config = shard_config(&whole, rank)?;
+        let semantics = Semantics::new(&whole, options);
         let threads = match threads {
             Some(0) => {
                 return Err(Error::Option { option: "threads", value: "0".into(), expected: "at least 1" });
             }
             Some(count) => count,
-            None => std::thread::available_parallelism().map_or(1, usize::from),
+            None => std::thread::available_parallelism().map_or(1, usize::from).div_ceil(rank.count()),
         };
+        let shard = Shard::new(&whole, rank);
+        let mut weights = Weights::load(checkpoint, options.plant)?;
+        if !rank.is_alone() {
+            for layer in &mut weights.layers {
+                *layer = shard.layer(layer)?;
+            }
+            weights.embed_tokens = shard.vocabulary_rows(&weights.embed_tokens)?;
+            weights.lm_head = shard.vocabulary_rows(&weights.lm_head)?;
+        }
         Ok(CpuModel {
-            weights: Weights::load(checkpoint, options.plant)?,
-            rope: Rope::new(&config, positions, semantics.rope_pairing == "interleaved"),
-            softmax_scale: softmax_scale(&config),
+            vocabulary: shard.vocabulary(),
+            weights,
+            rope: Rope::new(&whole, positions, semantics.rope_pairing == "interleaved"),
+            softmax_scale: softmax_scale(&whole),
+            ranks,
             threads: Threads::new(threads).map_err(Error::Threads)?,
             scratch: Scratch::default(),
             semantics,
             config,
+            whole,
         })
     }
 
     /// The checkpoint's config.
     #[must_use]
     pub fn config(&self) -> &Config {
-        &self.config
+        &self.whole
+    }
+
+    /// The tokens whose logits this part computes.
+    #[must_use]
+    pub fn vocabulary(&self) -> Range<usize> {
+        self.vocabulary.clone()
+    }
+
+    /// Tells the other ranks that this one has failed.
+    pub fn leave(&self) {
+        self.ranks.leave();
     }
 
     /// What is computed, and how.
@@ -117,8 +152,13 @@ impl CpuModel {
         let weights = std::mem::take(&mut self.weights.layers);
         self.scratch.hidden.resize(tokens.len() * hidden, 0.0);
         for (token, out) in tokens.iter().zip(self.scratch.hidden.chunks_exact_mut(hidden)) {
-            self.weights.embed_tokens.decode_row(token.row(), out);
+            // Another rank's tokens are zero here.
+            match token.row().checked_sub(self.vocabulary.start) {
+                Some(row) if row < self.vocabulary.len() => self.weights.embed_tokens.decode_row(row, out),
+                _ => out.fill(0.0),
+            }
         }
+        self.ranks.sum(&mut self.scratch.hidden);
         observer.hidden(0, &self.scratch.hidden);
         for (i, layer) in weights.iter().enumerate() {
             self.layer(i, layer, tokens.len(), spans, cache, observer);
@@ -130,9 +170,9 @@ impl CpuModel {
         }
     }
 
-    /// Logits `[rows, vocab_size]` of some rows of the last step.
+    /// Logits `[rows, vocabulary]` of some rows of the last step, for the part's tokens.
     pub fn logits(&mut self, rows: &[usize], out: &mut Vec<f32>) {
-        let (hidden, vocab) = (self.config.hidden_size, self.config.vocab_size);
+        let (hidden, vocab) = (self.config.hidden_size, self.vocabulary.len());
         out.resize(rows.len() * vocab, 0.0);
         let inputs = Inputs::Gathered { values: &self.scratch.hidden, stride: hidden, rows };
         // SAFETY: one output, dense.
@@ -185,8 +225,9 @@ impl CpuModel {
         }
     }
 
-    /// `hidden += output`.
+    /// `hidden += output`, summed over the ranks.
     fn add(&mut self) {
+        self.ranks.sum(&mut self.scratch.output);
         for (x, &y) in self.scratch.hidden.iter_mut().zip(&self.scratch.output) {
             *x += y;
         }

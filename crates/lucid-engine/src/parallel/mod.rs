@@ -1,0 +1,16 @@
+//! Tensor parallelism: a model on several ranks, each with a part of every layer (Shoeybi et al. 2019, arXiv:1909.08053).
+//!
+//! A rank has whole heads, an equal part of each MLP's width (every expert's too), and a part of the vocabulary. What it adds to the
+//! residual stream is summed over the ranks twice a layer, in the order of the ranks, so that all have the same bits.
+//!
+//! Ranks are threads on a processor ([`Meeting`]) or GPUs. Norms, router and the latent projections are small, and every rank
+//! computes them whole.
+
+mod cut;
+mod meeting;
+mod rank;
+mod shard;
+
+pub use meeting::{Collective, Meeting};
+pub use rank::Rank;
+pub use shard::{Shard, shard_config};

@@ -1,0 +1,190 @@
+//! A rank's part of the weights.
+
+use std::ops::Range;
+
+use lucid_checkpoint::{Config, Matrix};
+
+use super::cut;
+use super::rank::Rank;
+use crate::Error;
+use crate::weights::{Attention, Experts, FeedForward, Layer, Mlp, Query};
+
+/// The config of a rank's part: its heads and widths. The vocabulary stays whole, for tokens are numbered in it.
+///
+/// # Errors
+/// When heads or widths can't be dealt out equally.
+pub fn shard_config(config: &Config, rank: Rank) -> Result<Config, Error> {
+    let mut part = config.clone();
+    part.num_attention_heads = rank.equal_part("attention heads", config.num_attention_heads)?.len();
+    part.intermediate_size = rank.equal_part("columns of MLPs", config.intermediate_size)?.len();
+    if let Some(moe) = &mut part.moe {
+        moe.moe_intermediate_size = rank.equal_part("columns of experts", moe.moe_intermediate_size)?.len();
+    }
+    Ok(part)
+}
+
+/// Cuts out a rank's part, layer by layer, so that never more than a layer is copied at a time.
+#[derive(Clone, Copy)]
+pub struct Shard<'a> {
+    config: &'a Config,
+    rank: Rank,
+}
+
+impl<'a> Shard<'a> {
+    /// For a rank of a model with this (whole) config.
+    #[must_use]
+    pub fn new(config: &'a Config, rank: Rank) -> Shard<'a> {
+        Shard { config, rank }
+    }
+
+    /// The tokens whose embeddings and logits the rank has.
+    #[must_use]
+    pub fn vocabulary(&self) -> Range<usize> {
+        self.rank.part(self.config.vocab_size)
+    }
+
+    /// Its rows of the embedding or the output matrix.
+    ///
+    /// # Errors
+    /// When a block of scales lies across the border.
+    pub fn vocabulary_rows(&self, matrix: &Matrix) -> Result<Matrix, Error> {
+        cut::rows(matrix, self.vocabulary())
+    }
+
+    /// Its part of a layer.
+    ///
+    /// # Errors
+    /// When a block of scales lies across a border.
+    pub fn layer(&self, layer: &Layer) -> Result<Layer, Error> {
+        Ok(Layer {
+            input_layernorm: layer.input_layernorm.clone(),
+            attention: self.attention(&layer.attention)?,
+            post_attention_layernorm: layer.post_attention_layernorm.clone(),
+            feed_forward: match &layer.feed_forward {
+                FeedForward::Dense(mlp) => FeedForward::Dense(self.mlp(mlp)?),
+                FeedForward::Experts(experts) => FeedForward::Experts(self.experts(experts)?),
+            },
+        })
+    }
+
+    /// By whole heads: a head's key and value rows of `kv_b` stay together.
+    fn attention(&self, attention: &Attention) -> Result<Attention, Error> {
+        let config = self.config;
+        let heads = self.rank.part(config.num_attention_heads);
+        let of_heads = |per_head: usize| heads.start * per_head..heads.end * per_head;
+        let query = of_heads(config.qk_nope_head_dim + config.qk_rope_head_dim);
+        Ok(Attention {
+            query: match &attention.query {
+                Query::Latent { q_a, q_a_norm, q_b } => Query::Latent {
+                    q_a: q_a.clone(),
+                    q_a_norm: q_a_norm.clone(),
+                    q_b: cut::rows(q_b, query)?,
+                },
+                Query::Direct(q) => Query::Direct(cut::rows(q, query)?),
+            },
+            kv_a: attention.kv_a.clone(),
+            kv_a_norm: attention.kv_a_norm.clone(),
+            kv_b: cut::rows(&attention.kv_b, of_heads(config.qk_nope_head_dim + config.v_head_dim))?,
+            k_b_transposed: cut::rows(&attention.k_b_transposed, of_heads(config.kv_lora_rank))?,
+            o: cut::columns(&attention.o, of_heads(config.v_head_dim))?,
+        })
+    }
+
+    /// Gate and up each by its own rows, down by the columns that meet them.
+    fn mlp(&self, mlp: &Mlp) -> Result<Mlp, Error> {
+        let width = self.rank.equal_part("columns of an MLP", mlp.gate.rows)?;
+        Ok(Mlp {
+            gate: cut::rows(&mlp.gate, width.clone())?,
+            up: cut::rows(&mlp.up, width.clone())?,
+            down: cut::columns(&mlp.down, width)?,
+        })
+    }
+
+    fn experts(&self, experts: &Experts) -> Result<Experts, Error> {
+        Ok(Experts {
+            router: experts.router.clone(),
+            bias: experts.bias.clone(),
+            routed: experts.routed.iter().map(|mlp| self.mlp(mlp)).collect::<Result<_, _>>()?,
+            shared: experts.shared.as_ref().map(|mlp| self.mlp(mlp)).transpose()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use lucid_checkpoint::{Checkpoint, Files};
+
+    use super::*;
+    use crate::weights::Weights;
+
+    fn canary() -> (Config, Weights) {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/canary");
+        let checkpoint = Checkpoint::open(Files::open(&folder).unwrap()).unwrap();
+        (checkpoint.config().clone(), Weights::load(&checkpoint, None).unwrap())
+    }
+
+    fn row(matrix: &Matrix, row: usize) -> Vec<f32> {
+        let mut out = vec![0f32; matrix.cols];
+        matrix.decode_row(row, &mut out);
+        out
+    }
+
+    /// Cut in the middle, `kv_b` gives one rank all keys and the other all values, and text that is almost right.
+    #[test]
+    fn kv_b_is_cut_by_whole_heads() {
+        let (config, weights) = canary();
+        let (nope, value) = (config.qk_nope_head_dim, config.v_head_dim);
+        let whole = &weights.layers[1].attention;
+        let of_rank = config.num_attention_heads / 4;
+        for rank in Rank::all(4) {
+            let part = Shard::new(&config, rank).layer(&weights.layers[1]).unwrap().attention;
+            assert_eq!(part.kv_b.rows, of_rank * (nope + value));
+            for head in 0..of_rank {
+                let whole_head = rank.number() * of_rank + head;
+                for at in [0, nope - 1, nope, nope + value - 1] {
+                    assert_eq!(
+                        row(&part.kv_b, head * (nope + value) + at),
+                        row(&whole.kv_b, whole_head * (nope + value) + at)
+                    );
+                }
+                let latent = config.kv_lora_rank;
+                assert_eq!(
+                    row(&part.k_b_transposed, head * latent + 7),
+                    row(&whole.k_b_transposed, whole_head * latent + 7)
+                );
+                let columns = row(&whole.o, 3)[whole_head * value..][..value].to_vec();
+                assert_eq!(row(&part.o, 3)[head * value..][..value].to_vec(), columns);
+            }
+        }
+    }
+
+    /// Cut as one matrix, gate and up give one rank all of gate.
+    #[test]
+    fn gate_and_up_are_cut_each_by_itself() {
+        let (config, weights) = canary();
+        for layer in &weights.layers {
+            for rank in Rank::all(2) {
+                let part = Shard::new(&config, rank).layer(layer).unwrap();
+                let pairs = match (&part.feed_forward, &layer.feed_forward) {
+                    (FeedForward::Dense(part), FeedForward::Dense(whole)) => vec![(part, whole)],
+                    (FeedForward::Experts(part), FeedForward::Experts(whole)) => {
+                        let shared = part.shared.iter().zip(&whole.shared);
+                        part.routed.iter().zip(&whole.routed).chain(shared).collect()
+                    }
+                    _ => panic!("another kind of layer"),
+                };
+                for (part, whole) in pairs {
+                    let (half, first) = (whole.gate.rows / 2, rank.number() * whole.gate.rows / 2);
+                    assert_eq!((part.gate.rows, part.up.rows, part.down.cols), (half, half, half));
+                    for at in [0, half - 1] {
+                        assert_eq!(row(&part.gate, at), row(&whole.gate, first + at));
+                        assert_eq!(row(&part.up, at), row(&whole.up, first + at));
+                    }
+                    assert_eq!(row(&part.down, 5), row(&whole.down, 5)[first..first + half].to_vec());
+                }
+            }
+        }
+    }
+}
