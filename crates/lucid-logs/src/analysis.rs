@@ -19,7 +19,7 @@ use crate::python_pairs::pairs;
 use crate::scanner::{Known, candidates};
 use crate::source::Record;
 use crate::spot::{Processes, Spot};
-use crate::timeline::{Gap, Incident, Measure, Timeline};
+use crate::timeline::{Gap, Incident, Measure, PhaseKind, Timeline};
 use crate::traceback::{Role, Traceback};
 
 /// Silences from this long on are kept.
@@ -59,7 +59,8 @@ pub(crate) struct Analysis {
     arguments: BTreeMap<String, String>,
     measures: Vec<Measure>,
     gaps: Vec<Gap>,
-    running: Option<u64>,
+    /// Requests that run, the time of the line that said so, and how many such lines came one soon after the other.
+    running: Option<(u64, Option<Moment>, u32)>,
     previous: Option<Spot>,
     previous_text: Vec<u8>,
     found: Vec<Known>,
@@ -237,7 +238,8 @@ impl Analysis {
                     before: self.processes.place(previous),
                     text: excerpt(parse(&self.previous_text).message),
                     seconds,
-                    running: self.running,
+                    // Only where they came regularly: somebody may have cut lines out of the log.
+                    running: self.running.filter(|(_, _, streak)| *streak >= 3).map(|(running, ..)| running),
                 });
                 if self.gaps.len() > 4 * Timeline::MOST_GAPS {
                     longest(&mut self.gaps);
@@ -259,6 +261,12 @@ impl Analysis {
         let captures = if wanted { regex.captures(message) } else { None };
         if captures.is_none() && (wanted || !regex.is_match(message)) {
             return false;
+        }
+        if line.enters == Some(PhaseKind::Start) {
+            // What an earlier run was printing belongs to it.
+            for finished in self.assembler.finish() {
+                self.keep(finished, track);
+            }
         }
         let machine = self.machines.entry(track).or_default();
         if let Some(kind) = line.enters {
@@ -286,7 +294,14 @@ impl Analysis {
             }
         }
         if let Some(running) = group("running").and_then(value) {
-            self.running = Some(running as u64);
+            let soon = |before: Option<Moment>| {
+                before.zip(spot.time).is_some_and(|(before, now)| now.seconds_since(before) <= 60.0)
+            };
+            let streak = match self.running {
+                Some((_, before, streak)) if soon(before) => streak.saturating_add(1),
+                _ => 1,
+            };
+            self.running = Some((running as u64, spot.time, streak));
         }
         for name in regex.capture_names().flatten() {
             let Some(text) = group(name) else { continue };
@@ -480,7 +495,7 @@ fn add_traceback(
     processes: &Processes,
     finished: Finished,
     run: u32,
-    phase: Option<crate::PhaseKind>,
+    phase: Option<PhaseKind>,
 ) {
     let (root, role) = first_cause::root(&finished.parts, knowledge);
     let process = processes.name(finished.first.process).to_owned();

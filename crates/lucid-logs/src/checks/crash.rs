@@ -100,7 +100,7 @@ fn first_cause(evidence: &LogEvidence, runs: &[&Run], tracebacks: &[&Traceback])
     if first.count > 1 {
         detail.push_str(&format!("{} processes raised it. ", first.count));
     }
-    let known = knowledge().matching(&text).find(|known| known.severity == Severity::Error);
+    let known = knowledge().matching(&text).find(|known| known.severity > Severity::Info);
     let mut finding = Finding::new(CHECK, "first-cause", Severity::Error, title);
     finding = finding.proof(ProofKind::Log, evidence.describe(&first.first), text.clone());
     for frame in root.into_iter().flat_map(|part| part.frames.iter().rev().take(3)) {

@@ -171,18 +171,35 @@ fn still_starting(evidence: &LogEvidence) -> Option<Finding> {
     let run = evidence.timeline.runs.last().filter(|run| run.end == RunEnd::Starting)?;
     let reached = run.reached?;
     let seconds = run.last.time?.seconds_since(run.first.time?);
-    Some(
-        Finding::new(
-            CHECK,
-            "starting",
-            Severity::Info,
-            format!("The log ends after {} in phase {reached}", spoken(seconds)),
-        )
-        .detail(format!("Nothing in it says that the start failed. So far: {}.", breakdown(evidence, run)))
-        .proof(ProofKind::Log, evidence.describe(&run.last), "the last line")
-        .active(None)
-        .suggests("slow-start-benign", 1.5),
+    let finding = Finding::new(
+        CHECK,
+        "starting",
+        Severity::Info,
+        format!("The log ends after {} in phase {reached}", spoken(seconds)),
     )
+    .proof(ProofKind::Log, evidence.describe(&run.last), "the last line")
+    .active(None);
+    let detail = format!("Nothing in it says that the start failed. So far: {}.", breakdown(evidence, run));
+    // NCCL's first exchange comes right after its version line: a log that stays there hangs in it.
+    let nccl = evidence.hits.iter().any(|hit| {
+        hit.signature == "nccl-version"
+            && hit.last.source == run.last.source
+            && hit.last.line + 2 >= run.last.line
+    });
+    Some(if nccl {
+        finding
+            .detail(format!("{detail} Its last line is NCCL's: if minutes pass there, the GPUs can't reach each other (IOMMU, ACS, P2P)."))
+            .remedy("If it stays there, try without P2P, then look at IOMMU and ACS.", vec![
+                "NCCL_P2P_DISABLE=1 vllm serve MODEL".to_owned(),
+                "nvidia-smi topo -m".to_owned(),
+                "sudo lspci -vvv | grep -i acsctl".to_owned(),
+            ])
+            .suggests("collectives", 1.5)
+    } else if seconds >= 60.0 && reached > PhaseKind::Start {
+        finding.detail(detail).suggests("slow-start-benign", 1.5)
+    } else {
+        finding.detail(detail)
+    })
 }
 
 fn killed(evidence: &LogEvidence) -> Option<Finding> {

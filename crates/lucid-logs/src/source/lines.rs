@@ -14,11 +14,13 @@ pub(crate) struct Lines<R> {
     pub cut: u64,
     /// Line feeds so far.
     pub number: u64,
+    /// Whether a carriage return ends a line.
+    pub repaints: bool,
 }
 
 impl<R: BufRead> Lines<R> {
     pub fn new(reader: R) -> Lines<R> {
-        Lines { reader, bytes: 0, cut: 0, number: 0 }
+        Lines { reader, bytes: 0, cut: 0, number: 0, repaints: true }
     }
 
     /// The bytes that come next, without taking them.
@@ -59,7 +61,11 @@ impl<R: BufRead> Lines<R> {
                 self.cut += u64::from(too_long);
                 return Ok(any);
             }
-            let end = memchr::memchr2(b'\n', b'\r', buffer);
+            let end = if self.repaints {
+                memchr::memchr2(b'\n', b'\r', buffer)
+            } else {
+                memchr::memchr(b'\n', buffer)
+            };
             let mut part = &buffer[..end.unwrap_or(buffer.len())];
             // A log that was truncated while its writer kept it open begins with as many zeros as it had bytes.
             if line.is_empty() {

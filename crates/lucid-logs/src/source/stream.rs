@@ -206,6 +206,8 @@ impl Stream {
         };
         let mut lines = Lines::new(reader);
         let export = lines.peek().is_ok_and(|head| head.starts_with(journal::MAGIC));
+        // There a line is a field, whatever is in it.
+        lines.repaints = !export;
         let reading =
             Reading { source, lines, unwrapper: Unwrapper::default(), export, program, last: Vec::new() };
         Ok((reading, name, modified))
