@@ -1,0 +1,145 @@
+//! Hashes many files on all cores, the largest first.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+
+use lucid_findings::Step;
+use sha2::{Digest, Sha256, Sha384, Sha512};
+
+use super::cache::{HashCache, Stamp};
+use crate::record::Algorithm;
+
+/// Bytes read at a time: large enough to hide the system call, small enough to stay in the second-level cache.
+const BLOCK: usize = 256 << 10;
+
+/// A file to look at.
+#[derive(Clone, Debug)]
+pub(super) struct Task {
+    /// Where it lies on this machine.
+    pub host: PathBuf,
+    /// Key in the cache.
+    pub name: String,
+    /// Bytes to expect.
+    pub size: u64,
+    /// `None`: only see whether it is there.
+    pub algorithm: Option<Algorithm>,
+}
+
+/// What was found of it.
+#[derive(Clone, Debug)]
+pub(super) enum Outcome {
+    /// Its hash.
+    Hashed { digest: Vec<u8>, stamp: Stamp, size: u64, modified: i64, links: u64, cached: bool },
+    /// It is there; nothing to compare.
+    Present,
+    /// It is not.
+    Missing,
+    /// It is there and cannot be read.
+    Unreadable(String),
+}
+
+/// Looks at all tasks; outcomes stand in the order of the tasks.
+pub(super) fn run(
+    tasks: &[Task],
+    cache: &HashCache,
+    threads: usize,
+    progress: &mut dyn FnMut(Step),
+) -> Vec<Outcome> {
+    // A single file's SHA-256 cannot be split, so a large file that is begun last would leave the other cores idle.
+    let mut order: Vec<usize> = (0..tasks.len()).collect();
+    order
+        .sort_by_key(|&at| std::cmp::Reverse(if tasks[at].algorithm.is_some() { tasks[at].size } else { 0 }));
+    let of: u64 = tasks.iter().filter(|t| t.algorithm.is_some()).map(|t| t.size).sum();
+    let next = AtomicUsize::new(0);
+    let mut outcomes: Vec<Option<Outcome>> = vec![None; tasks.len()];
+    std::thread::scope(|scope| {
+        let (sender, receiver) = mpsc::channel();
+        for _ in 0..threads.max(1) {
+            let (sender, order, next) = (sender.clone(), &order, &next);
+            scope.spawn(move || {
+                let mut block = vec![0; BLOCK];
+                while let Some(&at) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let outcome = examine(&tasks[at], cache, &mut block);
+                    if sender.send((at, outcome)).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        let (mut done, mut told) = (0, 0);
+        for (at, outcome) in receiver {
+            if tasks[at].algorithm.is_some() {
+                done += tasks[at].size;
+            }
+            outcomes[at] = Some(outcome);
+            // A hundred steps are enough to draw a bar.
+            if done - told >= of / 100 || done == of {
+                told = done;
+                progress(Step { done, of, unit: "bytes", text: "hashing installed files".to_owned() });
+            }
+        }
+    });
+    // Every index was handed out exactly once; a worker that died leaves its file unread.
+    outcomes
+        .into_iter()
+        .map(|outcome| outcome.unwrap_or_else(|| Outcome::Unreadable("not examined".to_owned())))
+        .collect()
+}
+
+fn examine(task: &Task, cache: &HashCache, block: &mut [u8]) -> Outcome {
+    use std::os::unix::fs::MetadataExt;
+    let metadata = match fs::metadata(&task.host) {
+        Ok(metadata) => metadata,
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Outcome::Missing;
+        }
+        Err(error) => return Outcome::Unreadable(error.to_string()),
+    };
+    let Some(algorithm) = task.algorithm else { return Outcome::Present };
+    if !metadata.is_file() {
+        return Outcome::Unreadable("no regular file".to_owned());
+    }
+    let stamp = Stamp::of(&metadata);
+    let known = cache.get(&task.name, stamp, algorithm).map(<[u8]>::to_vec);
+    let cached = known.is_some();
+    let digest = match known.map_or_else(|| digest(&task.host, algorithm, block), Ok) {
+        Ok(digest) => digest,
+        Err(error) => return Outcome::Unreadable(error.to_string()),
+    };
+    let (size, modified, links) = (metadata.len(), metadata.mtime(), metadata.nlink());
+    Outcome::Hashed { digest, stamp, size, modified, links, cached }
+}
+
+fn digest(path: &Path, algorithm: Algorithm, block: &mut [u8]) -> io::Result<Vec<u8>> {
+    match algorithm {
+        Algorithm::Sha256 => digest_with::<Sha256>(path, block),
+        Algorithm::Sha384 => digest_with::<Sha384>(path, block),
+        Algorithm::Sha512 => digest_with::<Sha512>(path, block),
+    }
+}
+
+fn digest_with<D: Digest>(path: &Path, block: &mut [u8]) -> io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    let mut hasher = D::new();
+    loop {
+        match file.read(block) {
+            Ok(0) => return Ok(hasher.finalize().to_vec()),
+            Ok(read) => hasher.update(&block[..read]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The hash of bytes in memory.
+pub(super) fn digest_of(bytes: &[u8], algorithm: Algorithm) -> Vec<u8> {
+    match algorithm {
+        Algorithm::Sha256 => Sha256::digest(bytes).to_vec(),
+        Algorithm::Sha384 => Sha384::digest(bytes).to_vec(),
+        Algorithm::Sha512 => Sha512::digest(bytes).to_vec(),
+    }
+}
