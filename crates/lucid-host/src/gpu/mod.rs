@@ -13,6 +13,19 @@ use crate::kernel_log::{KernelEvent, read_kernel_log};
 
 pub use smi_xml::read_smi_xml;
 
+/// Words of the kernel's command line that decide about GPUs.
+const KERNEL_WORDS: [&str; 9] = [
+    "iommu",
+    "amd_iommu",
+    "intel_iommu",
+    "pci=",
+    "pcie_",
+    "pci-",
+    "hugepages",
+    "default_hugepagesz",
+    "numa_balancing",
+];
+
 /// The GPUs of one machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -33,7 +46,7 @@ pub struct GpuEvidence {
     pub links: Vec<GpuLink>,
     /// What the kernel said about GPUs and their buses.
     pub kernel_events: Vec<KernelEvent>,
-    /// The kernel's command line.
+    /// What the kernel's command line says of buses and memory (`iommu=pt`, `pci=noacs`); the rest is nobody's business.
     pub kernel_command_line: String,
     /// `GenuineIntel`, `AuthenticAMD`.
     pub processor: Option<String>,
@@ -208,8 +221,10 @@ impl GpuEvidence {
     /// IOMMU, bridges and the kernel's command line under a root that holds `/sys` and `/proc`.
     fn read_buses(&mut self, root: &Path) {
         let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
-        self.kernel_command_line =
-            lucid_findings::redact(read("proc/cmdline").trim()).chars().take(4_096).collect();
+        let words = read("proc/cmdline");
+        let told =
+            words.split_whitespace().filter(|word| KERNEL_WORDS.iter().any(|start| word.starts_with(start)));
+        self.kernel_command_line = told.take(40).collect::<Vec<_>>().join(" ");
         let vendor = read("proc/cpuinfo");
         self.processor = vendor.lines().find_map(|line| {
             line.strip_prefix("vendor_id")?.split(':').nth(1).map(|vendor| vendor.trim().to_owned())

@@ -85,11 +85,9 @@ fn read_gpu(gpu: Node<'_, '_>, index: u32) -> Gpu {
             .descendants()
             .filter_map(|node| Some((node.tag_name().name(), node.text()?.trim().parse().ok()?)))
             .collect();
-        let of_kind = named.iter().filter(|(name, _)| {
-            name.ends_with(kind)
-                || name.ends_with(&format!("{kind}_parity"))
-                || name.ends_with(&format!("{kind}_secded"))
-        });
+        // `sram_correctable`; `dram_uncorrectable`, `sram_uncorrectable_parity`.
+        let of_kind =
+            named.iter().filter(|(name, _)| name.ends_with(kind) || name.contains(&format!("{kind}_")));
         let found: Vec<u64> = of_kind.map(|(_, count)| *count).collect();
         (!found.is_empty()).then(|| found.iter().sum())
     };
@@ -143,10 +141,10 @@ fn read_gpu(gpu: Node<'_, '_>, index: u32) -> Gpu {
         max_clock_mhz: small(&["max_clocks", "sm_clock"]),
         slowed_by,
         ecc: text(gpu, &["ecc_mode", "current_ecc"]).map(|mode| mode == "Enabled"),
-        corrected_now: ecc_sum("volatile", "correctable"),
-        uncorrected_now: ecc_sum("volatile", "uncorrectable"),
-        corrected_ever: ecc_sum("aggregate", "correctable"),
-        uncorrected_ever: ecc_sum("aggregate", "uncorrectable"),
+        corrected_now: ecc_sum("volatile", "_correctable"),
+        uncorrected_now: ecc_sum("volatile", "_uncorrectable"),
+        corrected_ever: ecc_sum("aggregate", "_correctable"),
+        uncorrected_ever: ecc_sum("aggregate", "_uncorrectable"),
         remapped,
         retirement_pending: text(gpu, &["retired_pages", "pending_retirement"])
             .map(|pending| pending == "Yes"),

@@ -5,6 +5,7 @@ mod container;
 mod deployment;
 mod environment;
 mod kubernetes;
+mod packages;
 mod process;
 mod shell;
 mod systemd;

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use lucid_findings::{EngineKind, Step, redact};
 use regex::Regex;
 
-use super::{Mount, Patient, PatientError, ProcessFacts, Source, shell};
+use super::{Mount, Patient, PatientError, ProcessFacts, Source, packages, shell};
 
 /// More bytes than this of one `/proc` file are not read.
 const MOST_BYTES: u64 = 8 << 20;
@@ -88,7 +88,7 @@ pub fn from_process(proc: &Path, pid: u32, progress: &mut dyn FnMut(Step)) -> Re
     }
     patient.python = interpreter(proc, &family);
     read_mounts(&base, &mut patient);
-    add_imported_folders(&mut patient);
+    packages::add_folders(&mut patient);
     Ok(patient)
 }
 
@@ -212,36 +212,6 @@ fn read_maps(base: &Path, patient: &mut Patient) {
 fn add(list: &mut Vec<String>, text: &str) {
     if list.len() < MOST_LINES && !list.iter().any(|other| other == text) {
         list.push(text.to_owned());
-    }
-}
-
-/// A pure Python environment maps nothing of its packages: take the interpreter's own folders too.
-fn add_imported_folders(patient: &mut Patient) {
-    let Some(root) = patient.root.clone() else { return };
-    let root = crate::Root::new(root);
-    let command = patient.deployment.command.first().cloned();
-    let prefixes = [
-        command,
-        patient.python.clone(),
-        patient.deployment.environment.get("VIRTUAL_ENV").map(|env| format!("{env}/bin/python")),
-    ];
-    for program in prefixes.into_iter().flatten() {
-        // `/opt/venv/bin/vllm` → `/opt/venv`.
-        let Some(prefix) =
-            Path::new(&program).parent().and_then(Path::parent).filter(|_| program.starts_with('/'))
-        else {
-            continue;
-        };
-        let lib = prefix.join("lib");
-        for name in root.list(&lib, MOST_LINES).unwrap_or_default() {
-            let Some(name) = name.to_str().filter(|name| name.starts_with("python3")) else { continue };
-            for packages in ["site-packages", "dist-packages"] {
-                let folder = lib.join(name).join(packages);
-                if root.resolve(&folder).is_ok_and(|place| place.is_dir()) {
-                    add(&mut patient.site_packages, &folder.to_string_lossy());
-                }
-            }
-        }
     }
 }
 

@@ -18,7 +18,8 @@ pub struct ArgumentList {
     pub version: Option<String>,
     /// Where it was read: `…/site-packages`.
     pub source: String,
-    /// Canonical names of flags. A superset: a name too many only means a misspelling that isn't noticed.
+    /// Canonical names of flags; empty if the sources are arranged in a way that isn't known here. A superset: a name too
+    /// many only means a misspelling that isn't noticed.
     pub flags: BTreeSet<String>,
     /// Names of variables that the engine reads.
     pub variables: BTreeSet<String>,
@@ -31,19 +32,24 @@ const MOST_FILES: usize = 60;
 /// vLLM's longest is 130 kB.
 const LONGEST_SOURCE: u64 = 2 << 20;
 
-/// Files and folders (one level) that declare vLLM's flags.
-const VLLM_FLAGS: [&str; 7] = [
+/// Files that declare vLLM's flags; `*` stands for every folder there: the server's own flags moved from `openai` to
+/// `launchers` (0.32) to `common` (0.33).
+const VLLM_FLAGS: [&str; 5] = [
     "vllm/engine/arg_utils.py",
-    "vllm/entrypoints/openai/cli_args.py",
-    "vllm/entrypoints/common/cli_args.py",
+    "vllm/entrypoints/*/cli_args.py",
     "vllm/entrypoints/openai/api_server.py",
     "vllm/entrypoints/cli/serve.py",
-    "vllm/entrypoints/utils.py",
     "vllm/utils/argparse_utils.py",
 ];
-/// The same of SGLang.
+/// The same of SGLang; a folder stands for its files.
 const SGLANG_FLAGS: [&str; 3] =
     ["sglang/srt/server_args.py", "sglang/launch_server.py", "sglang/srt/arg_groups/fields"];
+/// Flags that every version has, from each of the places above: a list that lacks one is not complete, and nothing may be
+/// called unknown by it.
+const VLLM_MARKS: [&str; 5] =
+    ["host", "api-key", "enable-auto-tool-choice", "tensor-parallel-size", "enforce-eager"];
+/// The same of SGLang.
+const SGLANG_MARKS: [&str; 5] = ["host", "model", "api-key", "tensor-parallel-size", "speculative-algorithm"];
 
 static QUOTED_FLAG: LazyLock<Regex> = LazyLock::new(|| pattern(r#"["'](--?[A-Za-z][A-Za-z0-9_-]*)["']"#));
 /// A field of a class: `name: type`, four blanks in.
@@ -70,9 +76,10 @@ impl ArgumentList {
         read: &dyn Fn(&Path, u64) -> Option<String>,
         list: &dyn Fn(&Path) -> Vec<String>,
     ) -> Option<ArgumentList> {
-        let (places, parsers): (&[&str], [(&str, &[&str]); 2]) = match engine {
+        let (places, marks, parsers): (&[&str], &[&str], [(&str, &[&str]); 2]) = match engine {
             EngineKind::Vllm => (
                 &VLLM_FLAGS,
+                &VLLM_MARKS,
                 [
                     ("reasoning-parser", &["vllm/reasoning/__init__.py"]),
                     (
@@ -86,6 +93,7 @@ impl ArgumentList {
             ),
             EngineKind::Sglang => (
                 &SGLANG_FLAGS,
+                &SGLANG_MARKS,
                 [
                     (
                         "reasoning-parser",
@@ -108,7 +116,11 @@ impl ArgumentList {
         let mut read_list = ArgumentList { version, source: source.to_owned(), ..ArgumentList::default() };
         let mut files = Vec::new();
         for place in places {
-            if place.ends_with(".py") {
+            if let Some((folder, file)) = place.split_once("/*/") {
+                files.extend(
+                    list(Path::new(folder)).into_iter().map(|name| format!("{folder}/{name}/{file}")),
+                );
+            } else if place.ends_with(".py") {
                 files.push((*place).to_owned());
             } else {
                 let names = list(Path::new(place)).into_iter().filter(|name| name.ends_with(".py"));
@@ -145,8 +157,12 @@ impl ArgumentList {
                 read_list.choices.insert(flag.to_owned(), names);
             }
         }
-        // A handful of names is a file that moved, not a list of arguments.
-        (read_list.flags.len() >= 50).then_some(read_list)
+        if !marks.iter().all(|mark| read_list.flags.contains(*mark)) {
+            read_list.flags.clear();
+        }
+        let found =
+            !read_list.flags.is_empty() || !read_list.variables.is_empty() || !read_list.choices.is_empty();
+        found.then_some(read_list)
     }
 
     /// Whether a flag is known: by name, as `--no-NAME` of a switch, by its part before the dot, or as argparse's abbreviation.

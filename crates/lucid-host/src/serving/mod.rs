@@ -2,6 +2,7 @@
 
 mod argument_list;
 mod config;
+mod family;
 mod flags;
 mod gather;
 
@@ -10,8 +11,9 @@ use serde::{Deserialize, Serialize};
 
 pub use argument_list::ArgumentList;
 pub(crate) use argument_list::nearest;
-pub(crate) use config::{Family, normal_layout};
+pub(crate) use config::normal_layout;
 pub use config::{KvCacheScheme, ModelConfig, Quantization, Rope, WeightLayout};
+pub(crate) use family::Family;
 #[cfg(test)]
 pub(crate) use flags::canonical;
 pub use flags::{Flag, Flags};

@@ -22,7 +22,9 @@ pub(super) fn check(serving: &Serving<'_>, findings: &mut Vec<Finding>) {
 }
 
 fn unknown_flags(serving: &Serving<'_>, findings: &mut Vec<Finding>) {
-    let Some(list) = &serving.evidence.arguments else { return };
+    let Some(list) = serving.evidence.arguments.as_ref().filter(|list| !list.flags.is_empty()) else {
+        return;
+    };
     for flag in serving.evidence.flags.flags.iter().filter(|flag| !list.accepts(&flag.name)) {
         let meant = list.nearest_flag(flag.name.split('.').next().unwrap_or(&flag.name));
         let title = match meant {
