@@ -58,6 +58,8 @@ pub const FINDINGS: &[(&str, &str)] = &[
     ("config.flags/startup-timer", "The engine's own start-up timer is short."),
     ("config.flags/preloaded-library", "A library is preloaded."),
     ("config.flags/latent-attention-off", "Latent attention is turned off."),
+    ("config.flags/peer-access-off", "Peer access between GPUs is turned off."),
+    ("config.flags/launches-one-by-one", "Every kernel launch is waited for."),
     ("config.flags/version-check-off", "FlashInfer's version check is turned off."),
     ("host.service/start-timeout", "systemd's start-up time-out is shorter than a start."),
     ("host.service/never-notifies", "systemd waits for a readiness message that never comes."),

@@ -10,6 +10,17 @@
 //! | [`GpuEvidence`] | [`GpuEvidence::gather`], or a recorded `nvidia-smi -q -x` | [`host_gpu`] (`host.gpu`) |
 //! | [`MemoryEvidence`] | [`MemoryEvidence::gather`] | [`host_memory`] (`host.memory`) |
 //!
+//! ```
+//! use lucid_host::{ServingEvidence, config_flags, from_command};
+//!
+//! let mut patient = from_command("vllm serve moonshotai/Kimi-K2.5 -tp 8 --trust-remote-code")?;
+//! let serving = ServingEvidence::gather(&patient, &mut |_| {});
+//! serving.inform(&mut patient.deployment);
+//! let examined = config_flags(&serving, &patient.deployment).unwrap();
+//! assert!(examined.findings.iter().any(|finding| finding.id == "config.flags/reasoning-parser-missing"));
+//! # Ok::<(), lucid_host::PatientError>(())
+//! ```
+//!
 //! Secrets never enter evidence: variables and arguments that name one are dropped or masked before anything is stored.
 
 mod checks;

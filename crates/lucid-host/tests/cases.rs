@@ -153,3 +153,34 @@ fn every_case_names_its_cause() {
     assert!(wrong.is_empty(), "{} of {} cases:\n{}", wrong.len(), files.len(), wrong.join("\n"));
     assert!(files.len() >= 40, "only {} cases", files.len());
 }
+
+/// Every id of the table is made somewhere, and every id that is made is in the table.
+#[test]
+fn the_table_of_findings_is_complete() {
+    fn texts(folder: &Path, into: &mut String) {
+        for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if entry.is_dir() {
+                texts(&entry, into);
+            } else {
+                into.push_str(&fs::read_to_string(entry).unwrap());
+            }
+        }
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut sources = String::new();
+    texts(&root.join("src/checks"), &mut sources);
+    texts(&root.join("knowledge"), &mut sources);
+    let mut seen = std::collections::BTreeSet::new();
+    for (id, meaning) in lucid_host::FINDINGS {
+        assert!(seen.insert(id) && meaning.ends_with('.'), "{id}");
+        let slug = id.split_once('/').unwrap().1;
+        let tail = slug
+            .strip_prefix("reasoning-parser-")
+            .or_else(|| slug.strip_prefix("tool-parser-"))
+            .unwrap_or(slug);
+        assert!(
+            sources.contains(&format!("\"{slug}\"")) || sources.contains(&format!("\"{tail}\"")),
+            "nothing makes {id}"
+        );
+    }
+}

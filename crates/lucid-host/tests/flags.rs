@@ -57,7 +57,15 @@ fn findings(line: &str, setting: &Setting) -> Vec<Finding> {
     // Checks read evidence alone: what a stored archive gives must be the same.
     let stored: ServingEvidence = serde_json::from_str(&serde_json::to_string(&evidence).unwrap()).unwrap();
     assert_eq!(stored, evidence);
-    config_flags(&stored, &patient.deployment).unwrap().findings
+    let found = config_flags(&stored, &patient.deployment).unwrap().findings;
+    for finding in &found {
+        assert!(
+            lucid_host::FINDINGS.iter().any(|(id, _)| *id == finding.id),
+            "{} is not in FINDINGS",
+            finding.id
+        );
+    }
+    found
 }
 
 fn has(found: &[Finding], slug: &str) -> bool {
@@ -158,9 +166,14 @@ fn attention_backends() {
     // A server that runs has its backend: nothing is accused.
     old.running = true;
     let found = findings("vllm serve /m -tp 8", &old);
-    assert!(found.iter().all(
-        |finding| finding.id != "config.flags/no-attention-backend" || finding.severity == Severity::Info
-    ));
+    let accepted = found.iter().find(|finding| finding.id == "config.flags/no-attention-backend").unwrap();
+    assert_eq!((accepted.severity, accepted.suggests.len()), (Severity::Info, 0));
+    // Of a version later than our tables, they are a hint only.
+    old.running = false;
+    old.arguments = Some(ArgumentList { version: Some("0.40.1".to_owned()), ..ArgumentList::default() });
+    let found = findings("vllm serve /m -tp 8", &old);
+    let dated = found.iter().find(|finding| finding.id == "config.flags/no-attention-backend").unwrap();
+    assert_eq!((dated.severity, dated.suggests[0].weight), (Severity::Warning, 2.5));
 }
 
 #[test]
@@ -254,6 +267,7 @@ fn memory() {
             "vllm serve /m -tp 8",
             "vllm serve /m -tp 4 --cpu-offload-gb 100",
             "vllm serve /m -tp 4 --load-format dummy",
+            "vllm serve /m -dp 8 --enable-expert-parallel",
         ],
     );
     // 141 GiB × 0.9 − 73.75 − 3 = 50.15 GiB; the checkpoint asks for FP8: (512 + 64) × 61 layers = 35,136 bytes a token.

@@ -127,6 +127,10 @@ fn probes() {
     assert!(
         loud(&run("      readinessProbe: {httpGet: {path: /health, port: 8000}}\n", Some(820.0))).is_empty()
     );
+    // A small model with a budget of two minutes, never seen starting, is not accused.
+    let text = "kind: Pod\nspec:\n  containers:\n    - {name: c, image: 'vllm/vllm-openai:v0.20.0', args: [--model, /m], livenessProbe: {httpGet: {port: 8000}, initialDelaySeconds: 100}}\n";
+    let small = from_kubernetes(text, None).unwrap();
+    assert!(loud(&host_service(&small, &small.deployment, None).unwrap()).is_empty());
     // Without an observed start, a generous budget is not accused.
     assert!(
         loud(&run("      livenessProbe: {httpGet: {port: 8000}, initialDelaySeconds: 900}\n", None))
@@ -291,6 +295,13 @@ fn drivers() {
         patient.libraries = vec![library.to_owned()];
         assert!(has(&host_gpu(&h200(), Some(&patient), &deployment).unwrap(), "compat-libcuda"));
     }
+    // What forward compatibility is for: a data-center GPU, an older driver, a newer CUDA.
+    let mut older = h200();
+    older.driver_cuda = Some((12, 4));
+    older.runtimes = vec![CudaRuntime { source: "torch 2.11.0+cu130".to_owned(), version: (13, 0) }];
+    assert!(loud(&host_gpu(&older, Some(&patient), &deployment).unwrap()).is_empty());
+    older.gpus[0].name = "NVIDIA GeForce RTX 4090".to_owned();
+    assert!(has(&host_gpu(&older, Some(&patient), &deployment).unwrap(), "compat-libcuda"));
     patient.libraries = vec!["/usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04".to_owned()];
     assert!(loud(&host_gpu(&h200(), Some(&patient), &deployment).unwrap()).is_empty());
 }

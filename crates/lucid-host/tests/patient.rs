@@ -290,3 +290,47 @@ fn a_recorded_process_table() {
     assert_eq!(clean.deployment.engine, None);
     assert!(from_process(folder.path(), 80, &mut |_| {}).is_ok());
 }
+
+/// A hub name is found in the patient's cache, whose snapshots are links into `blobs`; options come from a file, too.
+#[test]
+fn a_model_in_the_hub_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let repository = root.join("data/hub/models--moonshotai--Kimi-K2.5");
+    let snapshot = repository.join("snapshots/abc123");
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::create_dir_all(repository.join("blobs")).unwrap();
+    fs::create_dir_all(repository.join("refs")).unwrap();
+    fs::create_dir_all(root.join("srv")).unwrap();
+    fs::write(repository.join("refs/main"), "abc123").unwrap();
+    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/configs/kimi-k2.5.json");
+    fs::copy(config, repository.join("blobs/c0")).unwrap();
+    fs::write(repository.join("blobs/w0"), vec![0_u8; 4096]).unwrap();
+    symlink("../../blobs/c0", snapshot.join("config.json")).unwrap();
+    symlink("../../blobs/w0", snapshot.join("model-00001-of-00002.safetensors")).unwrap();
+    // Of a shard that was never fetched, the link dangles; one that leads out of the root is not followed.
+    symlink("../../blobs/missing", snapshot.join("model-00002-of-00002.safetensors")).unwrap();
+    symlink("../../../../../../../../etc/passwd", snapshot.join("hf_quant_config.json")).unwrap();
+    fs::write(
+        root.join("srv/opts.yaml"),
+        "max-model-len: 4096\napi-key: verysecret1\nenforce-eager: true\nseed: 7\n",
+    )
+    .unwrap();
+    let line = "HF_HOME=/data vllm serve moonshotai/Kimi-K2.5 --config /srv/opts.yaml --seed 9";
+    let patient = from_command(line).unwrap().seen_at(root, &[]);
+    let serving = ServingEvidence::gather(&patient, &mut |_| {});
+    let config = serving.config.as_ref().unwrap();
+    assert_eq!((config.heads, config.notes.len()), (Some(64), 0));
+    assert_eq!(serving.checkpoint_bytes, Some(4096));
+    assert_eq!(serving.flags.number("max-model-len"), Some(4096));
+    assert!(serving.flags.is_on("enforce-eager"));
+    // The command line wins over the file.
+    assert_eq!(serving.flags.value("seed"), Some("9"));
+    assert!(!serde_json::to_string(&serving).unwrap().contains("verysecret1"));
+
+    fs::write(root.join("srv/opts.yaml"), "[: broken").unwrap();
+    fs::remove_file(snapshot.join("config.json")).unwrap();
+    symlink("config.json", snapshot.join("config.json")).unwrap();
+    let broken = ServingEvidence::gather(&patient, &mut |_| {});
+    assert_eq!((broken.config, broken.notes.len()), (None, 2));
+}

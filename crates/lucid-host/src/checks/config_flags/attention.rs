@@ -139,7 +139,7 @@ fn chosen(serving: &Serving<'_>, name: &str, typed: &str, findings: &mut Vec<Fin
         });
     findings.push(
         serving
-            .command_proof(finding, typed)
+            .command_proof(serving.dated(finding), typed)
             .remedy("Leave the backend unset, so that the engine chooses.", vec![serving.start("")]),
     );
 }
@@ -190,6 +190,7 @@ fn no_backend_left(serving: &Serving<'_>, findings: &mut Vec<Finding>) {
         .confidence(0.8)
         .suggests("wrong-flags", 1.0)
         .detail("Known from vLLM 0.33's own declarations. The start fails with `No valid attention backend found for cuda`.");
+    let finding = serving.dated(finding);
     let other = if kv.is_some() { "--kv-cache-dtype bfloat16" } else { "" };
     findings.push(
         finding

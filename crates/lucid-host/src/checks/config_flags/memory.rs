@@ -82,7 +82,11 @@ fn room(serving: &Serving<'_>, findings: &mut Vec<Finding>) {
         .and_then(|share| share.parse::<f64>().ok())
         .filter(|share| (0.0..=1.0).contains(share))
         .unwrap_or(0.9);
-    let ranks = serving.tensor_parallel().saturating_mul(serving.pipeline_parallel());
+    // With expert parallelism the experts, nearly all of the weights, are shared among data-parallel ranks too.
+    let data =
+        if serving.expert_parallel() { flags.number("data-parallel-size").unwrap_or(1).max(1) } else { 1 };
+    let data = if serving.engine == EngineKind::Sglang { 1 } else { data };
+    let ranks = serving.tensor_parallel().saturating_mul(serving.pipeline_parallel()).saturating_mul(data);
     let weights_per_rank = weights as f64 / ranks as f64;
     let usable = smallest as f64 * share;
     if weights_per_rank > usable {
@@ -112,7 +116,10 @@ fn room(serving: &Serving<'_>, findings: &mut Vec<Finding>) {
         );
         return;
     }
-    let Some(config) = serving.config else { return };
+    // Windows and state-space layers need less than every token of every layer: of them nothing is reckoned.
+    let Some(config) = serving.config.filter(|config| config.latent.is_some() && !config.hybrid) else {
+        return;
+    };
     let eight_bits = match flags.value("kv-cache-dtype") {
         Some("auto") | None => {
             config.quantization.as_ref().and_then(|q| q.kv_cache.as_ref()?.bits) == Some(8)
@@ -121,7 +128,8 @@ fn room(serving: &Serving<'_>, findings: &mut Vec<Finding>) {
     };
     let bytes = if eight_bits { 1.0 } else { 2.0 };
     let Some(per_token) = config.kv_bytes_per_token(bytes, serving.tensor_parallel()) else { return };
-    let per_token = per_token / serving.pipeline_parallel() as f64;
+    let context_ranks = flags.number("decode-context-parallel-size").unwrap_or(1).max(1);
+    let per_token = per_token / serving.pipeline_parallel().saturating_mul(context_ranks) as f64;
     let left = usable - weights_per_rank - BESIDE_BYTES;
     let tokens = (left / per_token).max(0.0) as u64;
     let asked = asked_context(serving).map(|(asked, _)| asked).or(config.context);
@@ -132,7 +140,7 @@ fn room(serving: &Serving<'_>, findings: &mut Vec<Finding>) {
         BESIDE_BYTES / GIB,
         per_token / 1000.0
     );
-    if let Some(asked) = asked.filter(|&asked| asked > tokens && !config.hybrid) {
+    if let Some(asked) = asked.filter(|&asked| asked > tokens) {
         let finding = Finding::new(
             CHECK,
             "context-beyond-memory",

@@ -18,6 +18,9 @@ use crate::serving::{Family, ModelConfig, ServingEvidence};
 
 /// Name of the check.
 const CHECK: &str = "config.flags";
+/// The versions that `knowledge/attention_backends.toml` was read from.
+const VLLM_KNOWN: &[u64] = &[0, 33, 0];
+const SGLANG_KNOWN: &[u64] = &[0, 5, 23];
 
 /// What the rules ask.
 struct Serving<'a> {
@@ -68,7 +71,22 @@ pub fn config_flags(evidence: &ServingEvidence, deployment: &Deployment) -> Resu
     memory::check(&serving, &mut findings);
     overrides::check(&serving, &mut findings);
     let rules = known_faults::check(&serving, &mut findings);
+    if evidence.running {
+        accepted(&mut findings);
+    }
     Ok(Examined { findings, covered: serving.covered(rules) })
+}
+
+/// Of a patient that was seen running, its engine has accepted what we would call refused: then our knowledge is what's wrong,
+/// and nothing is accused.
+fn accepted(findings: &mut [Finding]) {
+    for finding in findings.iter_mut().filter(|finding| finding.severity == Severity::Error) {
+        finding.severity = Severity::Info;
+        finding.confidence = 0.2;
+        finding.suggests.clear();
+        finding.detail =
+            "The patient runs with it, so its engine accepts it; known rules say otherwise.".to_owned();
+    }
 }
 
 impl Serving<'_> {
@@ -120,15 +138,24 @@ impl Serving<'_> {
         }
     }
 
-    /// A finding about something that an engine refuses when it starts. Of a patient that was seen running, the engine has
-    /// accepted it: then our knowledge is what's wrong, and nothing is accused.
+    /// A finding about something that an engine refuses when it starts; see [`accepted`].
     fn refused(&self, slug: &str, cause: &str, weight: f64, title: String) -> Finding {
-        if self.evidence.running {
-            return Finding::new(CHECK, slug, Severity::Info, title)
-                .detail("The patient runs with it, so its engine accepts it; known rules say otherwise.")
-                .confidence(0.2);
-        }
         Finding::new(CHECK, slug, Severity::Error, title).confidence(0.9).suggests(cause, weight)
+    }
+
+    /// Tables of what engines can do are of [`VLLM_KNOWN`] and [`SGLANG_KNOWN`]: of a later version they may be out of date.
+    fn dated(&self, mut finding: Finding) -> Finding {
+        let known = match self.engine {
+            EngineKind::Sglang => SGLANG_KNOWN,
+            _ => VLLM_KNOWN,
+        };
+        if self.version.as_ref().is_some_and(|version| version.release() > known) {
+            finding.severity = finding.severity.min(Severity::Warning);
+            finding.confidence /= 2.0;
+            finding.suggests.iter_mut().for_each(|suggestion| suggestion.weight /= 2.0);
+            finding.detail.push_str(" This version is later than the tables that say so.");
+        }
+        finding
     }
 
     fn command_proof(&self, finding: Finding, text: impl Into<String>) -> Finding {

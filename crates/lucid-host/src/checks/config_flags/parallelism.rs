@@ -62,9 +62,10 @@ fn blocks(serving: &Serving<'_>, findings: &mut Vec<Finding>) {
     // Expert parallelism gives whole experts to ranks.
     let experts =
         config.expert_feed_forward.filter(|_| !serving.expert_parallel() && config.experts.is_some());
+    let dense = config.feed_forward.filter(|_| serving.evidence.flags.get("moe-dense-tp-size").is_none());
     let widths = [
         ("an expert's width", "moe_intermediate_size", experts),
-        ("the dense layers' width", "intermediate_size", config.feed_forward),
+        ("the dense layers' width", "intermediate_size", dense),
     ];
     for (what, key, width) in widths {
         let Some(width) = width else { continue };

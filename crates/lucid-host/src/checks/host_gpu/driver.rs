@@ -7,8 +7,9 @@ use crate::gpu::GpuEvidence;
 use crate::patient::Patient;
 
 pub(super) fn check(evidence: &GpuEvidence, patient: Option<&Patient>, findings: &mut Vec<Finding>) {
-    runtime(evidence, findings);
-    compat(evidence, patient, findings);
+    if !compat(evidence, patient, findings) {
+        runtime(evidence, findings);
+    }
     mixed(evidence, findings);
     regression(evidence, findings);
 }
@@ -80,31 +81,43 @@ fn runtime(evidence: &GpuEvidence, findings: &mut Vec<Finding>) {
     }
 }
 
-/// A `libcuda` from a compat folder in front of the driver's own: right only on data-center GPUs with an older driver.
-fn compat(evidence: &GpuEvidence, patient: Option<&Patient>, findings: &mut Vec<Finding>) {
-    let Some(patient) = patient else { return };
+/// A `libcuda` from a compat folder in front of the driver's own: right only on data-center GPUs with a driver older than it.
+/// Says whether it is there, because then the driver's own CUDA decides nothing.
+fn compat(evidence: &GpuEvidence, patient: Option<&Patient>, findings: &mut Vec<Finding>) -> bool {
+    let Some(patient) = patient else { return false };
     let mapped =
         patient.libraries.iter().find(|path| path.contains("/compat/") && path.contains("libcuda.so"));
     let asked = patient.deployment.environment.get("LD_LIBRARY_PATH").filter(|path| path.contains("/compat"));
-    let Some(shown) = mapped.or(asked) else { return };
+    let Some(shown) = mapped.or(asked) else { return false };
     let consumer =
         evidence.gpus.iter().any(|gpu| ["GeForce", "RTX", "GB10"].iter().any(|name| gpu.name.contains(name)));
-    findings.push(
-        Finding::new(
-            CHECK,
-            "compat-libcuda",
-            if consumer { Severity::Error } else { Severity::Warning },
-            "a compatibility libcuda stands in front of the driver's own".to_owned(),
-        )
-        .detail("Forward compatibility exists for data-center GPUs only, and the compat library must be newer than the driver: else `Error 803` or `Error 804`.")
-        .confidence(if consumer { 0.9 } else { 0.6 })
-        .suggests("package-version-skew", if consumer { 5.0 } else { 2.5 })
-        .proof(ProofKind::File, if mapped.is_some() { "/proc/PID/maps" } else { "LD_LIBRARY_PATH" }, shown.clone())
-        .remedy(
-            "Take the folder out of the library path, or mount an empty one over it.",
-            vec!["docker run --mount type=tmpfs,destination=/usr/local/cuda/compat …".to_owned(), "export LD_LIBRARY_PATH=".to_owned()],
-        ),
+    let newest = evidence.runtimes.iter().map(|runtime| runtime.version.0).max();
+    let needed = evidence.driver_cuda.zip(newest).is_some_and(|(driver, newest)| newest > driver.0);
+    let (severity, confidence, weight) = match (consumer, needed) {
+        (true, _) => (Severity::Error, 0.9, 5.0),
+        // What forward compatibility is for.
+        (false, true) => (Severity::Info, 0.7, 0.5),
+        (false, false) => (Severity::Warning, 0.6, 2.5),
+    };
+    let finding = Finding::new(
+        CHECK,
+        "compat-libcuda",
+        severity,
+        "a compatibility libcuda stands in front of the driver's own".to_owned(),
+    )
+    .detail("Forward compatibility exists for data-center GPUs only, and the compat library must be newer than the driver: else `Error 803` or `Error 804`.")
+    .confidence(confidence)
+    .suggests("package-version-skew", weight)
+    .proof(ProofKind::File, if mapped.is_some() { "/proc/PID/maps" } else { "LD_LIBRARY_PATH" }, shown.clone())
+    .remedy(
+        "Take the folder out of the library path, or mount an empty one over it.",
+        vec![
+            "docker run --mount type=tmpfs,destination=/usr/local/cuda/compat …".to_owned(),
+            "export LD_LIBRARY_PATH=".to_owned(),
+        ],
     );
+    findings.push(finding);
+    true
 }
 
 fn mixed(evidence: &GpuEvidence, findings: &mut Vec<Finding>) {

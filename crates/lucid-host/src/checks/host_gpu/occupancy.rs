@@ -105,8 +105,13 @@ fn others(evidence: &GpuEvidence, patient: Option<&Patient>, findings: &mut Vec<
 /// engine exist without a server beside them, which only the process table can say; here, two engines on one GPU.
 fn leftover(evidence: &GpuEvidence, findings: &mut Vec<Finding>) {
     for gpu in &evidence.gpus {
-        let engines: Vec<&GpuProcess> =
-            gpu.processes.iter().filter(|process| titled_engine(&process.name).is_some()).collect();
+        // An API server or engine core that only opened a context holds some hundred megabytes.
+        let holds = |process: &GpuProcess| process.used_bytes.is_none_or(|bytes| bytes >= NOTABLE_BYTES);
+        let engines: Vec<&GpuProcess> = gpu
+            .processes
+            .iter()
+            .filter(|process| titled_engine(&process.name).is_some() && holds(process))
+            .collect();
         if engines.len() > 1 {
             findings.push(
                 Finding::new(
