@@ -17,17 +17,17 @@ pub(crate) fn compare(listing: &Listing, shards: &[Shard]) -> (Vec<IndexFacts>, 
     let mut indexes: Vec<&Listed> =
         listing.files.iter().filter(|file| file.name.ends_with(".safetensors.index.json")).collect();
     indexes.sort_by_key(|file| file.name != MAIN);
-    let mut owner: HashMap<&str, &str> = HashMap::new();
+    let mut owners: HashMap<&str, Vec<&str>> = HashMap::new();
     let mut bytes = 0u64;
     for shard in shards {
         for tensor in &shard.tensors {
-            owner.insert(&tensor.name, &shard.facts.name);
+            owners.entry(&tensor.name).or_default().push(&shard.facts.name);
             bytes = bytes.saturating_add(tensor.bytes);
         }
     }
     let mut main = None;
     let facts = indexes.iter().take(8).map(|file| {
-        let (facts, named) = one(file, shards, &owner, bytes);
+        let (facts, named) = one(file, shards, &owners, bytes);
         if file.name == MAIN {
             main = named;
         }
@@ -42,7 +42,7 @@ pub(crate) const MAIN: &str = "model.safetensors.index.json";
 fn one(
     file: &Listed,
     shards: &[Shard],
-    owner: &HashMap<&str, &str>,
+    owners: &HashMap<&str, Vec<&str>>,
     tensor_bytes: u64,
 ) -> (IndexFacts, Option<BTreeSet<String>>) {
     let mut facts = IndexFacts { name: file.name.clone(), tensor_bytes, ..IndexFacts::default() };
@@ -64,13 +64,14 @@ fn one(
         shards.iter().map(|shard| (shard.facts.name.as_str(), shard)).collect();
     for (name, shard) in map {
         let shard = shard.as_str().unwrap_or_default();
-        match owner.get(name.as_str()) {
+        match owners.get(name.as_str()).map(Vec::as_slice) {
             None => {
                 facts.absent.push(64, format!("{} in {shard}", shortened(name, 200)));
                 facts.absent_from_present_shards += u64::from(present.contains_key(shard));
             }
-            Some(real) if *real != shard => {
-                facts.moved.push(64, format!("{} is in {real}, not in {shard}", shortened(name, 200)));
+            Some(real) if !real.contains(&shard) => {
+                let text = format!("{} is in {}, not in {shard}", shortened(name, 200), real.join(" and "));
+                facts.moved.push(64, text);
             }
             Some(_) => {}
         }

@@ -222,7 +222,7 @@ fn unknown(sizes: &ModelSizes, compared: &Compared, findings: &mut Vec<Finding>)
         let finding = finding
             .remedy("Check that config.json and the shards are of one revision, and that the engine's version knows this export.", vec![])
             .suggests("quantization-loader", 1.0)
-            .suggests("wrong-checkpoint", 1.0);
+            .suggests("wrong-checkpoint", 0.8);
         findings.push(finding);
     }
     let beyond: Vec<u32> = compared.extra_layers.iter().copied().collect();
@@ -300,7 +300,8 @@ fn prefixes(evidence: &CheckpointEvidence, findings: &mut Vec<Finding>) {
                 .detail("Early NVFP4 exports of Kimi-K2.5 have these names. An engine without the mapping treats the attention as quantized or stops with shape errors (vLLM 0.15.x and SGLang of that time; repaired by vLLM pull request 33876 and SGLang pull request 18370).")
                 .proof(ProofKind::File, &evidence.location, evidence.prefixes.iter().map(|(p, n)| format!("{n} × {p}")).collect::<Vec<_>>().join(", "))
                 .remedy("Use an engine release that maps the names, or fetch the current revision of the checkpoint.", vec!["uv pip install -U vllm".to_owned()])
-                .suggests("quantization-loader", 4.0),
+                // Engines take the language model's own prefix off before they match; the early names are what fails.
+                .suggests("quantization-loader", if early { 4.0 } else { 2.0 }),
         );
     } else if used.contains(&"model.") && used.len() > 1 {
         let counts =

@@ -47,6 +47,7 @@ pub fn digest(evidence: &CheckpointEvidence, deployment: &Deployment) -> Result<
             examples(&digests.absent, Clone::clone)
         );
         let mut finding = Finding::new(CHECK, "absent", severity, title)
+            .detail("The manifest was made of a folder that had them.")
             .remedy("Download them.", fetch_again(evidence, deployment, &digests.absent.kept));
         if weights {
             finding = finding.suggests("checkpoint-corrupt", 5.0);

@@ -16,16 +16,16 @@ pub fn tokenizer(evidence: &CheckpointEvidence, deployment: &Deployment) -> Resu
     let Some(facts) = &evidence.tokenizer else {
         return Err(Skip("the tokenizer's files were not read".to_owned()));
     };
+    if facts.absent {
+        // Such a checkpoint is served with a tokenizer from elsewhere.
+        return Err(Skip(format!("{} has neither tokenizer.json nor tiktoken.model", evidence.location)));
+    }
     if facts.source.is_none() && facts.template.is_none() && facts.ids.is_empty() {
         let why = facts.problem.as_deref().unwrap_or("there is no tokenizer");
-        // A checkpoint without any tokenizer is served with one from elsewhere.
-        if !why.contains("is missing") {
-            return Ok(Examined {
-                findings: vec![broken(why, evidence, deployment)],
-                covered: "the tokenizer's files".to_owned(),
-            });
-        }
-        return Err(Skip(why.to_owned()));
+        return Ok(Examined {
+            findings: vec![broken(why, evidence, deployment)],
+            covered: "0 tokens: the tokenizer's files can't be read".to_owned(),
+        });
     }
     let mut findings = Vec::new();
     if let Some(problem) = &facts.problem {
@@ -156,7 +156,13 @@ fn turn(facts: &TokenizerFacts, template: &TemplateFacts, findings: &mut Vec<Fin
     let ends = ends(facts);
     if ends.is_empty() {
         let title = format!("No file says what ends a generation; the template ends a turn with {name}");
-        findings.push(eos(Finding::new(CHECK, "eos-absent", Severity::Warning, title), name, *id));
+        findings.push(eos(
+            Finding::new(CHECK, "eos-absent", Severity::Warning, title)
+                .detail("Generations run to the limit.")
+                .suggests("chat-template", 3.0),
+            name,
+            *id,
+        ));
         return;
     }
     let said = || {

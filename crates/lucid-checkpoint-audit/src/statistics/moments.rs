@@ -363,7 +363,7 @@ mod tests {
     #[test]
     fn counts_are_those_of_the_definition() {
         let halves: Vec<u16> =
-            (0..=u16::MAX).filter(|x| x & 0x7f80 < 0x6000 || x & 0x7f80 == 0x7f80).collect();
+            (0..=u16::MAX).filter(|x| x & 0x7f80 < 0x5c00 || x & 0x7f80 == 0x7f80).collect();
         let bytes: Vec<u8> = halves.iter().flat_map(|x| x.to_le_bytes()).collect();
         let values: Vec<f64> =
             halves.iter().map(|x| f64::from(f32::from_bits(u32::from(*x) << 16))).collect();

@@ -22,6 +22,8 @@ pub use twins::TwinFacts;
 pub struct TokenizerFacts {
     /// The file that the tokenizer was read from.
     pub source: Option<String>,
+    /// There is no file of one.
+    pub absent: bool,
     /// Why it could not be read.
     pub problem: Option<String>,
     /// One more than the largest id.
@@ -58,6 +60,7 @@ pub(crate) fn gather(files: &Files, listing: &Listing, config: Option<&Value>) -
             Some(tokenizer)
         }
         Err(error) => {
+            facts.absent = matches!(error, lucid_text::Error::Missing { .. });
             facts.problem = Some(shortened(&error.to_string(), 400));
             None
         }
