@@ -113,13 +113,21 @@ const BESIDE: [&str; 13] = [
 /// The tensor that holds a module's values.
 const WEIGHT: [&str; 4] = ["weight", "weight_packed", "qweight", "weight_quantized"];
 
+/// A module or tensor that is not there.
+#[derive(Debug)]
+pub(crate) struct Missing {
+    pub(crate) pattern: String,
+    pub(crate) layer: Option<u32>,
+    /// Empty when the name has no expert.
+    pub(crate) experts: Vec<(u32, u32)>,
+}
+
 /// What is there, compared with what is needed.
 #[derive(Debug, Default)]
 pub(crate) struct Compared {
     /// Modules and tensors that were looked for.
     pub(crate) needed: u64,
-    /// Pattern, layer, expert numbers (empty: no experts in the name).
-    pub(crate) missing: Vec<(String, Option<u32>, Vec<(u32, u32)>)>,
+    pub(crate) missing: Vec<Missing>,
     /// Tensor, what it is, what it should be.
     pub(crate) wrong: Vec<(String, String, String)>,
     /// Tensors that the model doesn't know: pattern with an example of layer, and how many.
@@ -285,7 +293,7 @@ fn compare_one(need: &Needed, found: &Found, compared: &mut Compared) {
         if need.experts == 0 {
             compared.needed += 1;
             if !found.contains_key(&layer) {
-                compared.missing.push((need.pattern.clone(), layer, Vec::new()));
+                compared.missing.push(Missing { pattern: need.pattern.clone(), layer, experts: Vec::new() });
             }
             continue;
         }
@@ -294,7 +302,7 @@ fn compare_one(need: &Needed, found: &Found, compared: &mut Compared) {
         let present = found.get(&layer).unwrap_or(&none);
         let lacking = runs((0..need.experts).filter(|expert| !present.contains(expert)));
         if !lacking.is_empty() {
-            compared.missing.push((need.pattern.clone(), layer, lacking));
+            compared.missing.push(Missing { pattern: need.pattern.clone(), layer, experts: lacking });
         }
         if count_experts {
             *compared.expert_counts.entry(present.len() as u32).or_default() += 1;

@@ -34,7 +34,7 @@ pub(crate) fn manifest(path: &Path) -> Result<BTreeMap<String, Expected>, String
     let source = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     let io = |error: std::io::Error| format!("{}: {error}", path.display());
     if path.is_dir() {
-        return Ok(pointers(path, &source).map_err(io)?);
+        return pointers(path, &source).map_err(io);
     }
     let bytes = read_small(path, MAX_MANIFEST).map_err(io)?;
     let bytes = bytes.ok_or_else(|| format!("{}: longer than {MAX_MANIFEST} bytes", path.display()))?;

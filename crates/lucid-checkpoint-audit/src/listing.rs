@@ -159,9 +159,12 @@ fn same_model(only: &str, name: &str) -> bool {
     }
 }
 
+/// What the names of a set share: base, count, ending, widths of the numbers.
+type Set = (String, u32, String, (usize, usize));
+
 /// Which shards the names promise.
 fn sets(listing: &Listing, only: Option<&str>, evidence: &mut CheckpointEvidence) {
-    let mut sets: BTreeMap<(String, u32, String, (usize, usize)), BTreeSet<u32>> = BTreeMap::new();
+    let mut sets: BTreeMap<Set, BTreeSet<u32>> = BTreeMap::new();
     for shard in listing.shards() {
         if let Some(n) = numbered(&shard.name).filter(|n| n.count > 0) {
             let key = (n.base.to_owned(), n.count, n.ending.to_owned(), n.widths);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use lucid_findings::{Deployment, Examined, Finding, ProofKind, Severity, Skip};
 
 use super::{active, fetch_again, thousands};
-use crate::architecture::{Compared, compare};
+use crate::architecture::{Compared, Missing, compare};
 use crate::evidence::{CheckpointEvidence, ModelSizes, QuantizationFacts};
 use crate::exclusions::Exclusions;
 use crate::groups::{count, runs, shown};
@@ -143,7 +143,7 @@ fn missing(
 ) {
     let mut by_pattern: BTreeMap<&str, (Vec<u32>, u64)> = BTreeMap::new();
     let mut total = 0;
-    for (pattern, layer, experts) in &compared.missing {
+    for Missing { pattern, layer, experts } in &compared.missing {
         if pruned && pattern.contains("experts.*") {
             continue;
         }

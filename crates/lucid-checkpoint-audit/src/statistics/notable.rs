@@ -101,7 +101,10 @@ pub(super) fn tensor(tensor: &Measured<'_>, out: &mut Notables) {
             if m.negative > 0 {
                 out.of(Kind::ScaleNegative, tensor, share(m.negative), of(m.negative));
             }
-            if m.zero > 0 && (share(m.zero) > 0.25 || m.zero_run.is_some_and(|(_, run)| run >= 512)) {
+            // A zero for a whole block of 128 × 128 is never right; for 16 or 32 weights it may be.
+            let square = tensor.entry.name.ends_with("weight_scale_inv");
+            if m.zero > 0 && (square || share(m.zero) > 0.25 || m.zero_run.is_some_and(|(_, run)| run >= 512))
+            {
                 out.of(Kind::ScaleZero, tensor, share(m.zero), of(m.zero));
             }
         }

@@ -104,7 +104,7 @@ fn input_missing(modules: &BTreeMap<&str, Module<'_>>, notables: &mut Notables) 
 
 /// Root mean squares by pattern and layer, and those far off.
 fn layers(modules: &BTreeMap<&str, Module<'_>>, statistics: &mut Statistics, notables: &mut Notables) {
-    let mut groups: BTreeMap<(String, Option<u32>), Vec<(f64, &str, &str)>> = BTreeMap::new();
+    let mut groups: Groups<'_> = BTreeMap::new();
     for (path, module) in modules {
         let Some(rms) = module.rms() else { continue };
         let mut name = names::pattern(path);
@@ -147,6 +147,7 @@ fn layers(modules: &BTreeMap<&str, Module<'_>>, statistics: &mut Statistics, not
     layer_outliers(&groups, notables);
 }
 
+/// Pattern and layer to root mean square, path and shard of each module.
 type Groups<'a> = BTreeMap<(String, Option<u32>), Vec<(f64, &'a str, &'a str)>>;
 
 /// A layer that is ten times off *every* near layer: neighbours drift, they don't jump and come back.

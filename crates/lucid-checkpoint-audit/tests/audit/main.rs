@@ -1,5 +1,5 @@
 //! The audit on real files: the canary whole, and the canary damaged in every way that a check names.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 mod architecture;
 mod broken;
@@ -9,6 +9,7 @@ mod digest;
 mod extents;
 mod gguf;
 mod index;
+mod layouts;
 mod patient;
 mod published;
 mod scales;

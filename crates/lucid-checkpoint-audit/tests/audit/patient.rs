@@ -162,19 +162,26 @@ impl Shard {
         &mut self,
         change: impl Fn(&str, Value, Vec<u8>) -> Option<(String, Value, Vec<u8>)>,
     ) {
+        self.rebuild_many(|name, entry, bytes| change(name, entry, bytes).into_iter().collect());
+    }
+
+    /// Writes all tensors anew, each as any number of others.
+    pub(crate) fn rebuild_many(
+        &mut self,
+        change: impl Fn(&str, Value, Vec<u8>) -> Vec<(String, Value, Vec<u8>)>,
+    ) {
         let mut names: Vec<String> =
             self.header.keys().filter(|name| *name != "__metadata__").cloned().collect();
         names.sort_by_key(|name| self.range(name).start);
         let (mut header, mut data) = (Map::new(), Vec::new());
         for name in names {
             let bytes = self.data[self.range(&name)].to_vec();
-            let Some((name, mut entry, bytes)) = change(&name, self.header[&name].clone(), bytes) else {
-                continue;
-            };
-            let begin = data.len();
-            data.extend_from_slice(&bytes);
-            entry["data_offsets"] = serde_json::json!([begin, data.len()]);
-            header.insert(name, entry);
+            for (name, mut entry, bytes) in change(&name, self.header[&name].clone(), bytes) {
+                let begin = data.len();
+                data.extend_from_slice(&bytes);
+                entry["data_offsets"] = serde_json::json!([begin, data.len()]);
+                header.insert(name, entry);
+            }
         }
         (self.header, self.data) = (header, data);
     }

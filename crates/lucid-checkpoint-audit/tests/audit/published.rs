@@ -107,22 +107,18 @@ impl Imagined {
         let file = self.file.as_str();
         let attention = module.contains("self_attn");
         let routed = module.contains(".experts.");
-        let shared = module.contains("shared_experts");
         let mtp = layer >= self.number("num_hidden_layers");
         let nvfp4 = |yes: bool| if yes && !mtp { Layout::Nvfp4 } else { Layout::Bf16 };
         if file.contains("DeepSeek-V3.1-NVFP4") || file.contains("DeepSeek-V3.2-NVFP4") {
             nvfp4(!attention || module.ends_with("o_proj"))
         } else if file.contains("GLM-5-NVFP4") || file.contains("Kimi-K2.5-NVFP4") {
             nvfp4(!attention)
-        } else if file.contains("GLM-5.1-NVFP4") || file.contains("GLM-5.2-NVFP4") {
-            nvfp4(!attention && !shared && layer > 1)
-        } else if file.contains("K2.6-NVFP4") || file.contains("K2.7-Code-NVFP4") {
+        } else if file.contains("NVFP4") {
+            // GLM-5.1 and 5.2, Kimi-K2.6 and K2.7-Code.
             nvfp4(routed)
         } else if file.contains("Kimi-K2.5_config") || file.contains("kimi-vendor-verifier") {
             if routed { Layout::Int4 } else { Layout::Bf16 }
-        } else if file.contains("zai-org") && !file.contains("FP8") {
-            Layout::Bf16
-        } else if module.ends_with("weights_proj") {
+        } else if (file.contains("zai-org") && !file.contains("FP8")) || module.ends_with("weights_proj") {
             Layout::Bf16
         } else {
             Layout::Fp8

@@ -23,11 +23,11 @@ fn a_second_run_gives_the_same_and_reads_only_what_changed() {
         let mut statistics = evidence.statistics.clone().unwrap();
         statistics.seconds = 0.0;
         // JSON keeps all but the last bit.
-        for layer in &mut statistics.layers.kept {
-            for value in [&mut layer.rms, &mut layer.least, &mut layer.greatest] {
-                *value = f64::from(*value as f32);
-            }
-        }
+        let layers =
+            statistics.layers.kept.iter_mut().flat_map(|l| [&mut l.rms, &mut l.least, &mut l.greatest]);
+        let scalars =
+            statistics.scalars.iter_mut().flat_map(|s| [&mut s.least, &mut s.median, &mut s.greatest]);
+        layers.chain(scalars).for_each(|value| *value = f64::from(*value as f32));
         statistics
     };
     assert_eq!(statistics(&first), statistics(&second));

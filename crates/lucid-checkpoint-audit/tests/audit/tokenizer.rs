@@ -191,9 +191,9 @@ fn a_conversion_that_shifts_ids_is_found() {
     patient.edit_json("tokenizer.json", |json| {
         let tokens = json["added_tokens"].as_array_mut().unwrap();
         let names: Vec<Value> = tokens.iter().map(|token| token["content"].clone()).collect();
-        for i in 20..tokens.len() {
+        for (i, token) in tokens.iter_mut().enumerate().skip(20) {
             let from = if i + 1 < names.len() { i + 1 } else { 20 };
-            tokens[i]["content"] = names[from].clone();
+            token["content"] = names[from].clone();
         }
     });
     patient.audit().convicts("checkpoint.tokenizer/added-differ", "tokenizer-decode");
