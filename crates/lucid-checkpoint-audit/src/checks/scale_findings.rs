@@ -88,7 +88,7 @@ fn meaning(kind: Kind) -> Meaning {
             Error,
             "tensors of block scales hold negative values",
             "A scale is never below zero: these bytes are no scales.",
-            &[("checkpoint-corrupt", 4.0), ("checkpoint-scales", 4.0)],
+            &[("checkpoint-scales", 4.0), ("checkpoint-corrupt", 3.5)],
         ),
         Kind::ScaleZero => (
             "scale-zero",
