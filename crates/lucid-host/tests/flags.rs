@@ -1,5 +1,5 @@
 //! `config.flags`: each kind of finding in three spellings, and its clean twin.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,5 +1,5 @@
 //! Patients from recordings and from processes that really run.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use std::fs;
 use std::io::{BufRead, BufReader};

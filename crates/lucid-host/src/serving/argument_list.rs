@@ -51,6 +51,41 @@ const VLLM_MARKS: [&str; 5] =
 /// The same of SGLang.
 const SGLANG_MARKS: [&str; 5] = ["host", "model", "api-key", "tensor-parallel-size", "speculative-algorithm"];
 
+/// Where an engine declares what it accepts.
+struct Sources {
+    flags: &'static [&'static str],
+    marks: &'static [&'static str],
+    /// Flags whose values are names of parsers, and the files that may list them.
+    parsers: [(&'static str, &'static [&'static str]); 2],
+}
+
+const VLLM: Sources = Sources {
+    flags: &VLLM_FLAGS,
+    marks: &VLLM_MARKS,
+    parsers: [
+        ("reasoning-parser", &["vllm/reasoning/__init__.py"]),
+        (
+            "tool-call-parser",
+            &["vllm/tool_parsers/__init__.py", "vllm/entrypoints/openai/tool_parsers/__init__.py"],
+        ),
+    ],
+};
+
+const SGLANG: Sources = Sources {
+    flags: &SGLANG_FLAGS,
+    marks: &SGLANG_MARKS,
+    parsers: [
+        (
+            "reasoning-parser",
+            &["sglang/srt/parser/reasoning_parser_names.py", "sglang/srt/parser/reasoning_parser.py"],
+        ),
+        (
+            "tool-call-parser",
+            &["sglang/srt/function_call/parser_names.py", "sglang/srt/function_call/function_call_parser.py"],
+        ),
+    ],
+};
+
 static QUOTED_FLAG: LazyLock<Regex> = LazyLock::new(|| pattern(r#"["'](--?[A-Za-z][A-Za-z0-9_-]*)["']"#));
 /// A field of a class: `name: type`, four blanks in.
 static FIELD: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?m)^    ([a-z][a-z0-9_]*)\s*:\s*\S"));
@@ -76,41 +111,9 @@ impl ArgumentList {
         read: &dyn Fn(&Path, u64) -> Option<String>,
         list: &dyn Fn(&Path) -> Vec<String>,
     ) -> Option<ArgumentList> {
-        let (places, marks, parsers): (&[&str], &[&str], [(&str, &[&str]); 2]) = match engine {
-            EngineKind::Vllm => (
-                &VLLM_FLAGS,
-                &VLLM_MARKS,
-                [
-                    ("reasoning-parser", &["vllm/reasoning/__init__.py"]),
-                    (
-                        "tool-call-parser",
-                        &[
-                            "vllm/tool_parsers/__init__.py",
-                            "vllm/entrypoints/openai/tool_parsers/__init__.py",
-                        ],
-                    ),
-                ],
-            ),
-            EngineKind::Sglang => (
-                &SGLANG_FLAGS,
-                &SGLANG_MARKS,
-                [
-                    (
-                        "reasoning-parser",
-                        &[
-                            "sglang/srt/parser/reasoning_parser_names.py",
-                            "sglang/srt/parser/reasoning_parser.py",
-                        ],
-                    ),
-                    (
-                        "tool-call-parser",
-                        &[
-                            "sglang/srt/function_call/parser_names.py",
-                            "sglang/srt/function_call/function_call_parser.py",
-                        ],
-                    ),
-                ],
-            ),
+        let Sources { flags: places, marks, parsers } = match engine {
+            EngineKind::Vllm => VLLM,
+            EngineKind::Sglang => SGLANG,
             EngineKind::LlamaCpp | EngineKind::Lucid => return None,
         };
         let mut read_list = ArgumentList { version, source: source.to_owned(), ..ArgumentList::default() };
