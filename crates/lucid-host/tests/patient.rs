@@ -173,7 +173,11 @@ impl Drop for Running {
 /// A script called `vllm` that serves nothing: it starts a rank with vLLM's title, says that it is ready, and waits.
 const SERVER: &str = r#"
 import os, subprocess, sys
-rank = subprocess.Popen(["VLLM::Worker_TP1"], executable="/bin/cat", stdin=subprocess.PIPE)
+rank = subprocess.Popen(["VLLM::Worker_TP1"], executable="/bin/cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+# An answer proves that the kernel has finished starting it: before that its command line is empty.
+rank.stdin.write(b"here\n")
+rank.stdin.flush()
+rank.stdout.readline()
 print(rank.pid, flush=True)
 sys.stdin.read()
 rank.kill()
