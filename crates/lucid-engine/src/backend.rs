@@ -1,6 +1,7 @@
 //! Where the model runs: one type over the processor and the GPU, so that engine and scorer don't care.
 
 use std::fmt;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::str::FromStr;
 
@@ -9,7 +10,49 @@ use lucid_checkpoint::{Checkpoint, Config, TokenId};
 use crate::cpu::{CpuModel, LatentCache, Observer, Span};
 use crate::cuda::CudaModel;
 use crate::parallel::{Collective, Meeting, Rank};
+use crate::weights::Weights;
 use crate::{Error, Semantics, SemanticsOptions};
+
+/// Where weights come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LoadFormat {
+    /// The checkpoint.
+    #[default]
+    Checkpoint,
+    /// Nowhere: random ones of the shapes that the config implies, for benchmarks.
+    Dummy,
+}
+
+/// What a model is loaded from, and for.
+pub struct Load<'a> {
+    /// The checkpoint.
+    pub checkpoint: &'a Checkpoint,
+    /// Or where else weights come from.
+    pub format: LoadFormat,
+    /// Arithmetic.
+    pub semantics: &'a SemanticsOptions,
+    /// Of the processor; `None` takes the machine's.
+    pub threads: Option<usize>,
+    /// Longest sequence.
+    pub positions: usize,
+    /// Tokens of a step at the most.
+    pub max_step_tokens: usize,
+    /// Threads or GPUs that share the model.
+    pub ranks: usize,
+}
+
+impl Load<'_> {
+    /// The weights on the host, mapped or invented.
+    ///
+    /// # Errors
+    /// When the checkpoint is incomplete or unsupported.
+    pub fn weights(&self) -> Result<Weights, Error> {
+        match self.format {
+            LoadFormat::Checkpoint => Weights::load(self.checkpoint, self.semantics.plant),
+            LoadFormat::Dummy => Weights::dummy(self.checkpoint.config()),
+        }
+    }
+}
 
 /// Where the model runs. In text: `cpu`, `cuda`, `cuda:1`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -56,8 +99,8 @@ impl FromStr for Device {
 pub enum Backend {
     /// On the processor: all ranks, in order.
     Cpu(Vec<CpuRank>),
-    /// On a GPU.
-    Cuda(Box<CudaModel>),
+    /// On GPUs: all ranks, in order.
+    Cuda(Vec<CudaModel>),
 }
 
 /// A rank on the processor.
@@ -79,42 +122,32 @@ impl CpuRank {
 }
 
 impl Backend {
-    /// Loads a model for sequences of up to `positions` tokens and steps of up to `max_step_tokens`, on `ranks` threads or GPUs
-    /// that share it. It has no cache yet.
+    /// Loads a model; on GPUs, from the device's number on. It has no cache yet.
     ///
     /// # Errors
-    /// When the checkpoint is incomplete or unsupported, threads can't be started, or the device can't be used.
-    pub fn load(
-        device: Device,
-        checkpoint: &Checkpoint,
-        semantics: &SemanticsOptions,
-        threads: Option<usize>,
-        positions: usize,
-        max_step_tokens: usize,
-        ranks: usize,
-    ) -> Result<Backend, Error> {
-        if ranks == 0 {
-            return Err(Error::Option { option: "ranks", value: "0".into(), expected: "at least 1" });
+    /// When the checkpoint is incomplete or unsupported, can't be dealt out to so many ranks, threads can't be started, or the
+    /// device can't be used.
+    pub fn load(device: Device, load: &Load<'_>) -> Result<Backend, Error> {
+        if load.ranks == 0 {
+            return Err(Error::Option {
+                option: "ranks",
+                value: "0".into(),
+                expected: "it must be at least 1",
+            });
         }
         Ok(match device {
             Device::Cpu => {
-                let seats: Vec<Box<dyn Collective>> = match ranks {
+                let seats: Vec<Box<dyn Collective>> = match load.ranks {
                     1 => vec![Box::new(())],
-                    _ => Meeting::seats(ranks).into_iter().map(|seat| Box::new(seat) as _).collect(),
+                    count => Meeting::seats(count).into_iter().map(|seat| Box::new(seat) as _).collect(),
                 };
-                let load = |(rank, seat)| {
-                    let model = CpuModel::load(checkpoint, semantics, threads, positions, rank, seat)?;
+                let part = |(rank, seat)| {
+                    let model = CpuModel::load(load, rank, seat)?;
                     Ok(CpuRank { cache: model.new_cache(0), model })
                 };
-                Backend::Cpu(Rank::all(ranks).zip(seats).map(load).collect::<Result<_, Error>>()?)
+                Backend::Cpu(Rank::all(load.ranks).zip(seats).map(part).collect::<Result<_, Error>>()?)
             }
-            Device::Cuda(ordinal) => Backend::Cuda(Box::new(CudaModel::load(
-                checkpoint,
-                semantics,
-                ordinal,
-                positions,
-                max_step_tokens,
-            )?)),
+            Device::Cuda(ordinal) => Backend::Cuda(CudaModel::load(load, ordinal)?),
         })
     }
 
@@ -127,7 +160,7 @@ impl Backend {
             Backend::Cpu(ranks) => {
                 ranks.iter_mut().for_each(|rank| rank.cache = rank.model.new_cache(pages));
             }
-            Backend::Cuda(model) => model.set_cache(pages)?,
+            Backend::Cuda(ranks) => ranks.iter_mut().try_for_each(|rank| rank.set_cache(pages))?,
         }
         Ok(())
     }
@@ -137,7 +170,7 @@ impl Backend {
     pub fn config(&self) -> &Config {
         match self {
             Backend::Cpu(ranks) => ranks[0].model.config(),
-            Backend::Cuda(model) => model.config(),
+            Backend::Cuda(ranks) => ranks[0].config(),
         }
     }
 
@@ -146,7 +179,7 @@ impl Backend {
     pub fn semantics(&self) -> &Semantics {
         match self {
             Backend::Cpu(ranks) => ranks[0].model.semantics(),
-            Backend::Cuda(model) => model.semantics(),
+            Backend::Cuda(ranks) => ranks[0].semantics(),
         }
     }
 
@@ -174,9 +207,38 @@ impl Backend {
                     }
                 });
             }
-            Backend::Cuda(model) => model.forward(tokens, spans, observer)?,
+            Backend::Cuda(ranks) => {
+                let Some((first, others)) = ranks.split_first_mut() else { return Ok(()) };
+                if observer.is_none() {
+                    // Queued one after the other, they run side by side.
+                    first.forward(tokens, spans, None::<&mut ()>)?;
+                    return others
+                        .iter_mut()
+                        .try_for_each(|rank| rank.forward(tokens, spans, None::<&mut ()>));
+                }
+                // An observer waits within the step, for sums that need all ranks.
+                std::thread::scope(|scope| {
+                    let running: Vec<_> = others
+                        .iter_mut()
+                        .map(|rank| scope.spawn(|| rank.forward(tokens, spans, Some(&mut ()))))
+                        .collect();
+                    first.forward(tokens, spans, observer)?;
+                    running
+                        .into_iter()
+                        .try_for_each(|rank| rank.join().unwrap_or_else(|panic| resume_unwind(panic)))
+                })?;
+            }
         }
         Ok(())
+    }
+
+    /// Bytes taken and in all, of each GPU; none for the processor.
+    #[must_use]
+    pub fn memory(&self) -> Vec<(usize, usize)> {
+        match self {
+            Backend::Cpu(_) => Vec::new(),
+            Backend::Cuda(ranks) => ranks.iter().filter_map(|rank| rank.memory().ok()).collect(),
+        }
     }
 
     /// Logits `[rows, vocab_size]` of some rows of the last step.
@@ -184,25 +246,37 @@ impl Backend {
     /// # Errors
     /// When the GPU fails.
     pub fn logits(&mut self, rows: &[usize], out: &mut Vec<f32>) -> Result<(), Error> {
+        let vocab = self.config().vocab_size;
+        let mut part = Vec::new();
         match self {
             Backend::Cpu(ranks) => match ranks.as_mut_slice() {
                 [only] => only.model.logits(rows, out),
                 ranks => {
-                    let vocab = ranks[0].model.config().vocab_size;
-                    out.resize(rows.len() * vocab, 0.0);
-                    let mut part = Vec::new();
                     for rank in ranks {
-                        let columns = rank.model.vocabulary();
                         rank.model.logits(rows, &mut part);
-                        for (out, part) in out.chunks_exact_mut(vocab).zip(part.chunks_exact(columns.len())) {
-                            out[columns.clone()].copy_from_slice(part);
-                        }
+                        gather(&part, rank.model.vocabulary(), out, rows.len(), vocab);
                     }
                 }
             },
-            Backend::Cuda(model) => model.logits(rows, out)?,
+            Backend::Cuda(ranks) => match ranks.as_mut_slice() {
+                [only] => only.logits(rows, out)?,
+                ranks => {
+                    for rank in ranks {
+                        rank.logits(rows, &mut part)?;
+                        gather(&part, rank.vocabulary(), out, rows.len(), vocab);
+                    }
+                }
+            },
         }
         Ok(())
+    }
+}
+
+/// Puts a rank's logits `[rows, columns]` into their columns of all `[rows, vocab]`.
+fn gather(part: &[f32], columns: Range<usize>, out: &mut Vec<f32>, rows: usize, vocab: usize) {
+    out.resize(rows * vocab, 0.0);
+    for (out, part) in out.chunks_exact_mut(vocab).zip(part.chunks_exact(columns.len())) {
+        out[columns.clone()].copy_from_slice(part);
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Sender, channel};
 use lucid_checkpoint::Checkpoint;
 use serde::Serialize;
 
-use crate::backend::{Backend, Device};
+use crate::backend::{Backend, Device, Load, LoadFormat};
 use crate::kv_cache::{PAGE_TOKENS, PagePool};
 use crate::sampler;
 use crate::scheduler::{Limits, Scheduler};
@@ -21,6 +21,8 @@ pub struct EngineOptions {
     pub device: Device,
     /// Ranks that share the model (tensor parallelism): GPUs from `device` on, or groups of the processor's threads.
     pub ranks: usize,
+    /// Where weights come from.
+    pub load_format: LoadFormat,
     /// Arithmetic.
     pub semantics: SemanticsOptions,
     /// Longest sequence, prompt and answer together; `None` takes the model's `max_position_embeddings`.
@@ -42,6 +44,7 @@ impl Default for EngineOptions {
         EngineOptions {
             device: Device::Cpu,
             ranks: 1,
+            load_format: LoadFormat::Checkpoint,
             semantics: SemanticsOptions::default(),
             max_model_len: None,
             kv_cache_tokens: 65_536,
@@ -127,6 +130,7 @@ struct Inner {
     commands: Sender<Command>,
     shared: Arc<Shared>,
     semantics: Semantics,
+    memory: Vec<(usize, usize)>,
     max_model_len: usize,
     vocab_size: usize,
     max_waiting: usize,
@@ -173,17 +177,18 @@ impl Engine {
                 expected: "it must hold at least one sequence of max_model_len tokens",
             });
         }
-        let mut model = Backend::load(
-            options.device,
+        let load = Load {
             checkpoint,
-            &options.semantics,
-            options.threads,
-            max_model_len,
-            options.max_step_tokens,
-            options.ranks,
-        )?;
+            format: options.load_format,
+            semantics: &options.semantics,
+            threads: options.threads,
+            positions: max_model_len,
+            max_step_tokens: options.max_step_tokens,
+            ranks: options.ranks,
+        };
+        let mut model = Backend::load(options.device, &load)?;
         model.set_cache(pool.total())?;
-        let semantics = model.semantics().clone();
+        let (semantics, memory) = (model.semantics().clone(), model.memory());
         let limits = Limits { max_running: options.max_running, max_step_tokens: options.max_step_tokens };
         let shared = Arc::new(Shared::new(pool.total()));
         let (commands, inbox) = channel();
@@ -197,6 +202,7 @@ impl Engine {
                 commands,
                 shared,
                 semantics,
+                memory,
                 max_model_len,
                 vocab_size: config.vocab_size,
                 max_waiting: options.max_waiting,
@@ -256,6 +262,12 @@ impl Engine {
     #[must_use]
     pub fn semantics(&self) -> &Semantics {
         &self.inner.semantics
+    }
+
+    /// Bytes of memory taken and in all, of each GPU, once the model and its cache were there.
+    #[must_use]
+    pub fn memory(&self) -> &[(usize, usize)] {
+        &self.inner.memory
     }
 
     /// Longest sequence, prompt and answer together.

@@ -6,6 +6,7 @@
 mod backend;
 mod cpu;
 mod cuda;
+mod dummy;
 mod engine;
 mod error;
 mod kv_cache;
@@ -20,7 +21,7 @@ mod semantics;
 mod stepper;
 mod weights;
 
-pub use backend::Device;
+pub use backend::{Device, LoadFormat};
 pub use cpu::{Observer, Route};
 pub use engine::{Engine, EngineOptions, Rejected, RequestId, Stats};
 pub use error::Error;

@@ -2,7 +2,7 @@
 
 use lucid_checkpoint::{Checkpoint, TokenId};
 
-use crate::backend::{Backend, Device};
+use crate::backend::{Backend, Device, Load, LoadFormat};
 use crate::cpu::{Observer, Span};
 use crate::kv_cache::{PAGE_TOKENS, PageId, PagePool};
 use crate::logprobs::log_softmax;
@@ -58,7 +58,16 @@ impl Scorer {
         threads: Option<usize>,
     ) -> Result<Scorer, Error> {
         let positions = checkpoint.config().max_position_embeddings;
-        let model = Backend::load(device, checkpoint, semantics, threads, positions, CHUNK, ranks)?;
+        let load = Load {
+            checkpoint,
+            format: LoadFormat::Checkpoint,
+            semantics,
+            threads,
+            positions,
+            max_step_tokens: CHUNK,
+            ranks,
+        };
+        let model = Backend::load(device, &load)?;
         Ok(Scorer { pool: PagePool::new(0), pages: Vec::new(), model })
     }
 

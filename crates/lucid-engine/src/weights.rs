@@ -152,7 +152,7 @@ impl Layer {
     }
 }
 
-fn check_supported(config: &Config) -> Result<(), Error> {
+pub(crate) fn check_supported(config: &Config) -> Result<(), Error> {
     if config.indexer.is_some() {
         return Err(Error::Unsupported {
             what: format!("{} with its sparse-attention indexer", config.architecture),
@@ -249,7 +249,7 @@ impl Loader<'_> {
 }
 
 /// `[A (N + V), L]` to `[A L, N]`: per head the N key rows, transposed. bf16 stays bf16; other layouts become f32.
-fn transpose_keys(kv_b: &Matrix, heads: usize, nope: usize, value: usize) -> Matrix {
+pub(crate) fn transpose_keys(kv_b: &Matrix, heads: usize, nope: usize, value: usize) -> Matrix {
     let latent = kv_b.cols;
     let mut row = vec![0f32; latent];
     let mut transposed = vec![0f32; heads * latent * nope];

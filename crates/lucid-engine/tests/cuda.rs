@@ -224,6 +224,75 @@ fn batches_and_chunks_dont_change_a_bit() {
     }
 }
 
+/// Two GPUs against one: sums in another order, nothing else. Skipped where there is one GPU.
+#[test]
+fn two_gpus_agree_with_one() {
+    let on = |ranks| Scorer::on_ranks(GPU, ranks, &canary(), &semantics(Mode::Reference), None);
+    let mut alone = match on(1) {
+        Ok(scorer) => scorer,
+        Err(error) => return skip(&error),
+    };
+    let mut together = match on(2) {
+        Ok(scorer) => scorer,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "skipped: no second CUDA device ({error})");
+            assert!(std::env::var_os("LUCID_REQUIRE_TWO_GPUS").is_none(), "{error}");
+            return;
+        }
+    };
+    let mut worst = 0f32;
+    for prompt in prompts().iter().filter(|prompt| prompt.tokens.len() < 600) {
+        let mut expected = Vec::new();
+        alone.score(&prompt.tokens, |_, logprobs| expected.push(logprobs.to_vec())).unwrap();
+        let mut bits = [Vec::new(), Vec::new()];
+        for bits in &mut bits {
+            together
+                .score(&prompt.tokens, |position, logprobs| {
+                    bits.extend(logprobs.iter().map(|x| x.to_bits()));
+                    for (a, b) in expected[position].iter().zip(logprobs) {
+                        // Far down the list, differences mean nothing.
+                        if *a > -12.0 {
+                            worst = worst.max((a - b).abs());
+                        }
+                    }
+                })
+                .unwrap();
+        }
+        assert!(bits[0] == bits[1], "{}: another run, other bits", prompt.name);
+    }
+    println!("two GPUs: largest difference {worst:.1e}");
+    assert!(worst < 5e-4, "a log-probability is off by {worst}");
+}
+
+/// The same promise with the model on two GPUs.
+#[test]
+fn two_gpus_keep_the_bits_of_batches_and_chunks() {
+    let start = |max_running, max_step_tokens| {
+        engine(EngineOptions {
+            ranks: 2,
+            max_running,
+            max_step_tokens,
+            semantics: semantics(Mode::Serving),
+            ..EngineOptions::default()
+        })
+    };
+    if Scorer::on_ranks(GPU, 2, &canary(), &semantics(Mode::Serving), None).is_err() {
+        let _ = writeln!(std::io::stderr(), "skipped: no second CUDA device");
+        return;
+    }
+    let prompts = prompts();
+    let requests: Vec<Request> = (0..9).map(|i| request(&prompts[i % prompts.len()])).collect();
+    let alone = start(1, 512).unwrap();
+    let one_by_one: Vec<Answer> =
+        requests.iter().map(|request| generate(&alone, std::slice::from_ref(request)).remove(0)).collect();
+    alone.shutdown();
+    let together = start(16, 37).unwrap();
+    for (alone, together) in one_by_one.iter().zip(generate(&together, &requests)) {
+        assert!(alone.tokens == together.tokens && alone.logprobs == together.logprobs);
+    }
+    together.shutdown();
+}
+
 /// Not a test of anything: prints the speed. `cargo test --release -p lucid-engine --test cuda -- --ignored --nocapture`
 #[test]
 #[ignore = "a benchmark"]

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use goldens::canary;
 use lucid_checkpoint::TokenId;
-use lucid_engine::{Engine, EngineOptions, Event, Finish, Rejected, Request, Sampling};
+use lucid_engine::{Engine, EngineOptions, Event, Finish, LoadFormat, Rejected, Request, Sampling};
 
 fn start(options: &EngineOptions) -> Engine {
     Engine::start(&canary(), options).unwrap()
@@ -160,4 +160,14 @@ fn requests_that_cannot_run_are_refused() {
     };
     assert_eq!(logprobs.len(), 100);
     assert!(logprobs[0].is_none() && logprobs[1..].iter().all(Option::is_some));
+}
+
+/// Random weights of the canary's shapes, on two ranks: every token has finite logits.
+#[test]
+fn dummy_weights_serve() {
+    let options = EngineOptions { load_format: LoadFormat::Dummy, ranks: 2, ..EngineOptions::default() };
+    let request = Request { prompt: prompts()[0].0.clone(), max_tokens: 5, ..Request::default() };
+    let events: Vec<Event> = submit(&start(&options), request).into_iter().collect();
+    assert_eq!(events.iter().filter(|event| matches!(event, Event::Token { .. })).count(), 5);
+    assert_eq!(events.last(), Some(&Event::Finished(Finish::Length)));
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lucid_checkpoint::{Checkpoint, Config, TokenId};
+use lucid_checkpoint::{Config, TokenId};
 
 pub use super::attention::Span;
 use super::attention::{Shape, attend};
@@ -13,10 +13,11 @@ use super::norm::{rms_norm, rms_norm_in_place};
 use super::rope::{Rope, softmax_scale};
 use super::router::Route;
 use super::threads::Threads;
+use crate::backend::Load;
 use crate::kv_cache::PAGE_TOKENS;
 use crate::parallel::{Collective, Rank, Shard, shard_config};
 use crate::weights::{Attention, FeedForward, Layer, Query, Weights};
-use crate::{Error, Semantics, SemanticsOptions};
+use crate::{Error, Semantics};
 
 /// Looks at a step's insides; does nothing by default.
 pub trait Observer {
@@ -61,22 +62,15 @@ struct Scratch {
 }
 
 impl CpuModel {
-    /// Loads the part of a rank for sequences of up to `positions` tokens.
+    /// Loads the part of a rank.
     ///
     /// # Errors
     /// When the checkpoint is incomplete or unsupported, can't be dealt out, or threads can't be started.
-    pub fn load(
-        checkpoint: &Checkpoint,
-        options: &SemanticsOptions,
-        threads: Option<usize>,
-        positions: usize,
-        rank: Rank,
-        ranks: Box<dyn Collective>,
-    ) -> Result<CpuModel, Error> {
-        let whole = checkpoint.config().clone();
+    pub fn load(load: &Load<'_>, rank: Rank, ranks: Box<dyn Collective>) -> Result<CpuModel, Error> {
+        let whole = load.checkpoint.config().clone();
         let config = shard_config(&whole, rank)?;
-        let semantics = Semantics::new(&whole, options);
-        let threads = match threads {
+        let semantics = Semantics::new(&whole, load.semantics);
+        let threads = match load.threads {
             Some(0) => {
                 return Err(Error::Option { option: "threads", value: "0".into(), expected: "at least 1" });
             }
@@ -84,7 +78,7 @@ impl CpuModel {
             None => std::thread::available_parallelism().map_or(1, usize::from).div_ceil(rank.count()),
         };
         let shard = Shard::new(&whole, rank);
-        let mut weights = Weights::load(checkpoint, options.plant)?;
+        let mut weights = load.weights()?;
         if !rank.is_alone() {
             for layer in &mut weights.layers {
                 *layer = shard.layer(layer)?;
@@ -95,7 +89,7 @@ impl CpuModel {
         Ok(CpuModel {
             vocabulary: shard.vocabulary(),
             weights,
-            rope: Rope::new(&whole, positions, semantics.rope_pairing == "interleaved"),
+            rope: Rope::new(&whole, load.positions, semantics.rope_pairing == "interleaved"),
             softmax_scale: softmax_scale(&whole),
             ranks,
             threads: Threads::new(threads).map_err(Error::Threads)?,

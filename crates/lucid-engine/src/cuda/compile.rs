@@ -12,7 +12,7 @@ use super::kernels::{ATTENTION_SHARED, DOWN_SHARED, EXPERTS_WIDE_SHARED, GATE_UP
 use crate::Error;
 
 /// The program's files, in the order in which they need each other.
-const SOURCES: [(&str, &str); 12] = [
+const SOURCES: [(&str, &str); 13] = [
     ("numerics.cuh", include_str!("kernels/numerics.cuh")),
     ("ring.cuh", include_str!("kernels/ring.cuh")),
     ("mma.cuh", include_str!("kernels/mma.cuh")),
@@ -25,6 +25,7 @@ const SOURCES: [(&str, &str); 12] = [
     ("attention_tensor.cu", include_str!("kernels/attention_tensor.cu")),
     ("router.cu", include_str!("kernels/router.cu")),
     ("experts.cu", include_str!("kernels/experts.cu")),
+    ("ranks.cu", include_str!("kernels/ranks.cu")),
 ];
 
 /// What to do when the compiler is missing.

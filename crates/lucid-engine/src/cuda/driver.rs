@@ -165,6 +165,32 @@ impl Gpu {
             .map_err(failed("giving a kernel its shared memory"))
     }
 
+    /// Lets this GPU's kernels read and write the memory of `other`.
+    ///
+    /// # Errors
+    /// When nothing connects the two.
+    pub fn reach(&self, other: &Gpu) -> Result<(), Error> {
+        self.make_current()?;
+        let mut can = 0;
+        // SAFETY: both are devices; writes one integer.
+        unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, self.inner.device, other.inner.device) }
+            .result()
+            .map_err(failed("asking how GPUs are connected"))?;
+        if can == 0 {
+            return Err(Error::NoGpu {
+                problem: "the GPUs can't reach each other's memory".into(),
+                hint: "check `nvidia-smi topo -p2p r`; a virtual machine or an IOMMU may forbid it",
+            });
+        }
+        // SAFETY: the other context lives as long as `other`.
+        match unsafe { sys::cuCtxEnablePeerAccess(other.inner.context, 0) }.result() {
+            Err(error) if error.0 != sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {
+                Err(failed("connecting GPUs")(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Makes the GPU the calling thread's. Everything here needs that once a thread.
     ///
     /// # Errors
@@ -375,6 +401,14 @@ impl Pinned {
     pub fn words(&mut self) -> &mut [u32] {
         // SAFETY: allocated and zeroed in `new`; `copy_to` of an earlier step is over (see there).
         unsafe { std::slice::from_raw_parts_mut(self.at, self.words) }
+    }
+
+    /// Waits until copies are over.
+    ///
+    /// # Errors
+    /// When any work so far failed.
+    pub fn wait(&self) -> Result<(), Error> {
+        self.gpu.synchronize()
     }
 
     /// Queues the copy of the first `words` words to `to`. They must not change before the stream was synchronized.

@@ -49,6 +49,15 @@ pub struct Normed {
     pub nvfp4: Address,
 }
 
+/// Where a block's result goes.
+#[derive(Clone, Copy)]
+pub struct Output {
+    /// `[tokens, hidden]` f32
+    pub at: Address,
+    /// Whether it is added to what is there.
+    pub add: bool,
+}
+
 /// `hidden += Σ_e w_e · Expert_e(x) + Shared(x)`.
 #[allow(clippy::too_many_arguments)] // What a layer has.
 pub fn run(
@@ -59,7 +68,7 @@ pub fn run(
     buffers: &ExpertBuffers,
     count: usize,
     x: Normed,
-    hidden: Address,
+    out: Output,
 ) -> Result<(), Error> {
     let router = Product::new(&experts.router, vectors(x, experts.router.layout, experts.router.cols));
     multiply(gpu, kernels, router.into(routes.logits.address()), None, count)?;
@@ -68,9 +77,9 @@ pub fn run(
     let (mlps, slots) = (&experts.routed, routes.most_active(count));
     visit(gpu, kernels, mlps, routes.visits(), slots, Pass::best(kernels, mlps, slots, count), x, buffers)?;
     let shared = i32::from(experts.shared_joined);
-    combine(gpu, kernels, buffers, Some(routes), shared, count, mlps.hidden, hidden)?;
+    combine(gpu, kernels, buffers, Some(routes), shared, count, mlps.hidden, out)?;
     match &experts.shared {
-        Some(shared) => swiglu(gpu, kernels, shared, buffers, count, x, hidden),
+        Some(shared) => swiglu(gpu, kernels, shared, buffers, count, x, Output { add: true, ..out }),
         None => Ok(()),
     }
 }
@@ -83,11 +92,11 @@ pub fn swiglu(
     buffers: &ExpertBuffers,
     count: usize,
     x: Normed,
-    hidden: Address,
+    out: Output,
 ) -> Result<(), Error> {
     let visits = VisitsArgs { slots: Address::NULL, tokens: Address::NULL, count: count as u32 };
     visit(gpu, kernels, mlp, visits, 1, Pass::best(kernels, mlp, 1, count), x, buffers)?;
-    combine(gpu, kernels, buffers, None, 1, count, mlp.hidden, hidden)
+    combine(gpu, kernels, buffers, None, 1, count, mlp.hidden, out)
 }
 
 fn vectors(x: Normed, layout: Layout, cols: usize) -> Address {
@@ -242,7 +251,7 @@ fn combine(
     shared: i32,
     count: usize,
     width: usize,
-    hidden: Address,
+    out: Output,
 ) -> Result<(), Error> {
     let y = buffers.down.address();
     let (places, weights, per_token) = match routes {
@@ -251,6 +260,7 @@ fn combine(
     };
     let shared_first = (count * per_token) as u32;
     let (per_token, columns) = (per_token as u32, width as u32);
+    let (accumulate, hidden) = (i32::from(out.add), out.at);
     launch!(gpu, kernels.combine, (width.div_ceil(256), count, 1), 256, 0;
-        y, places, weights, per_token, shared, shared_first, columns, hidden)
+        y, places, weights, per_token, shared, shared_first, columns, accumulate, hidden)
 }

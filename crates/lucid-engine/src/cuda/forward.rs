@@ -1,6 +1,9 @@
 //! The forward pass on the GPU, block by block, in the order of `cpu/forward.rs`.
 
-use lucid_checkpoint::{Checkpoint, Config, TokenId};
+use std::ops::Range;
+use std::panic::resume_unwind;
+
+use lucid_checkpoint::{Config, TokenId};
 
 use super::attention::{self, PartialSums, Shape, StepRows};
 use super::cache::LatentCache;
@@ -12,21 +15,30 @@ use super::graph::Graphs;
 use super::kernels::{Kernels, Order};
 use super::matmul::{Product, multiply};
 use super::norm::rms_norm;
+use super::ranks::{Place, Ranks, Seat, Sum};
 use super::rope::upload_angles;
 use super::router::Routes;
 use super::step::StepInputs;
 use super::weights::{Attention, DeviceMatrix, FeedForward, Layer, Query, Weights};
+use crate::backend::Load;
 use crate::cpu::{Observer, Span, softmax_scale};
-use crate::{Error, Semantics, SemanticsOptions};
+use crate::parallel::{Rank, Shard, shard_config};
+use crate::{Error, Semantics};
 
 /// Up to so many tokens a step is recorded as a graph: more take long enough to hide the starts.
 const RECORDED_TOKENS: usize = 64;
 /// Rows of logits at a time: 16 of Kimi's are 10 MB.
 const LOGIT_ROWS: usize = 16;
 
-/// A model on a GPU, its cache and its scratch memory.
+/// A model (or a rank's part of it) on a GPU, its cache and its scratch memory.
 pub struct CudaModel {
+    /// Of the whole model.
     config: Config,
+    /// The part's tokens.
+    vocabulary: Range<usize>,
+    /// Values of a head of the part.
+    value: usize,
+    ranks: Ranks,
     semantics: Semantics,
     // Dropped before what it names.
     graphs: Graphs,
@@ -63,38 +75,93 @@ struct Scratch {
 }
 
 impl CudaModel {
-    /// Loads a model on GPU `ordinal`, for sequences of up to `positions` tokens and steps of up to `max_tokens`.
+    /// Loads a model on the GPUs from `ordinal` on, one a rank.
     ///
     /// # Errors
-    /// When there is no such GPU or no compiler, the checkpoint is incomplete or unsupported, or the weights don't fit.
-    pub fn load(
-        checkpoint: &Checkpoint,
-        options: &SemanticsOptions,
-        ordinal: usize,
-        positions: usize,
-        max_tokens: usize,
-    ) -> Result<CudaModel, Error> {
-        let config = checkpoint.config().clone();
-        let semantics = Semantics::new(&config, options).on_gpu();
-        check_supported(&config)?;
-        let gpu = Gpu::open(ordinal)?;
-        let (latent, rope) = (config.kv_lora_rank, config.qk_rope_head_dim);
-        let kernels = Kernels::load(&gpu, Sizes { latent, rope, terms: semantics.mode.terms() })?;
-        let host = crate::weights::Weights::load(checkpoint, options.plant)?;
-        let weights = Weights::upload(&gpu, &kernels, &host, config.tie_word_embeddings)?;
-        CudaModel::assemble(gpu, kernels, config, semantics, weights, positions, max_tokens)
+    /// When there is no such GPU or no compiler, the checkpoint is incomplete or unsupported, the weights don't fit or can't be
+    /// dealt out, or the GPUs can't reach each other.
+    pub fn load(load: &Load<'_>, ordinal: usize) -> Result<Vec<CudaModel>, Error> {
+        let config = load.checkpoint.config();
+        check_supported(config)?;
+        let semantics = Semantics::new(config, load.semantics).on_gpu();
+        let sizes = Sizes {
+            latent: config.kv_lora_rank,
+            rope: config.qk_rope_head_dim,
+            terms: semantics.mode.terms(),
+        };
+        let mut opened = Vec::new();
+        for rank in Rank::all(load.ranks) {
+            let gpu = Gpu::open(ordinal + rank.number())?;
+            // The first compiles, the others find the program in the cache.
+            let kernels = Kernels::load(&gpu, sizes)?;
+            opened.push((rank, gpu, kernels));
+        }
+        for (rank, gpu, _) in &opened {
+            for (other, peer, _) in opened.iter().filter(|(other, ..)| other != rank) {
+                debug_assert_ne!(rank, other);
+                gpu.reach(peer)?;
+            }
+        }
+        let mut seats = Vec::new();
+        if load.ranks > 1 {
+            for (_, gpu, _) in &opened {
+                gpu.make_current()?;
+                seats.push(Seat::new(gpu, load.max_step_tokens * config.hidden_size)?);
+            }
+        }
+        let places: Vec<Place> = seats.iter().map(Seat::place).collect();
+        let mut seats = seats.into_iter();
+        let host = load.weights()?;
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = opened
+                .into_iter()
+                .map(|(rank, gpu, kernels)| {
+                    let (host, places, semantics) = (&host, places.clone(), semantics.clone());
+                    let seat = seats.next();
+                    scope.spawn(move || {
+                        gpu.make_current()?;
+                        let ranks = match seat {
+                            Some(seat) => Ranks::new(rank, seat, places)?,
+                            None => Ranks::ALONE,
+                        };
+                        let tied = config.tie_word_embeddings;
+                        let weights = Weights::upload(&gpu, &kernels, host, tied, Shard::new(config, rank))?;
+                        let sizes = (load.positions, load.max_step_tokens);
+                        CudaModel::assemble(
+                            gpu,
+                            kernels,
+                            config.clone(),
+                            semantics,
+                            weights,
+                            sizes,
+                            rank,
+                            ranks,
+                        )
+                    })
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+                .collect()
+        })
     }
 
-    /// A model from weights that are on the GPU already.
+    /// A model from weights that are on the GPU already, for sequences of up to `positions` tokens and steps of up to
+    /// `max_tokens`.
+    #[allow(clippy::too_many_arguments)] // What a model is made of.
     pub(super) fn assemble(
         gpu: Gpu,
         kernels: Kernels,
         config: Config,
         semantics: Semantics,
         weights: Weights,
-        positions: usize,
-        max_tokens: usize,
+        (positions, max_tokens): (usize, usize),
+        rank: Rank,
+        ranks: Ranks,
     ) -> Result<CudaModel, Error> {
+        let vocabulary = Shard::new(&config, rank).vocabulary();
+        let (whole, config) = (config.clone(), shard_config(&config, rank)?);
         let (latent, rope) = (config.kv_lora_rank, config.qk_rope_head_dim);
         let joined = weights.layers.iter().any(|layer| match &layer.feed_forward {
             FeedForward::Experts(experts) => experts.shared_joined,
@@ -105,7 +172,7 @@ impl CudaModel {
             nope: config.qk_nope_head_dim,
             latent,
             rope,
-            scale: softmax_scale(&config),
+            scale: softmax_scale(&whole),
             mode: semantics.mode,
         };
         let moe = config.moe.as_ref();
@@ -123,13 +190,16 @@ impl CudaModel {
             partial: PartialSums::new(&gpu, shape, positions)?,
             routes: moe.map(|moe| Routes::new(&gpu, moe, joined, max_tokens)).transpose()?,
             experts: ExpertBuffers::new(&gpu, kernels.terms, visits, width, config.hidden_size)?,
-            angles: upload_angles(&gpu, &config, positions)?,
+            angles: upload_angles(&gpu, &whole, positions)?,
             weights,
             kernels,
             shape,
             max_tokens,
             semantics,
-            config,
+            vocabulary,
+            value: config.v_head_dim,
+            ranks,
+            config: whole,
             gpu,
         })
     }
@@ -191,13 +261,29 @@ impl CudaModel {
         result
     }
 
-    /// Logits `[rows, vocab_size]` of some rows of the last step.
+    /// The tokens whose logits this part computes.
+    #[must_use]
+    pub fn vocabulary(&self) -> Range<usize> {
+        self.vocabulary.clone()
+    }
+
+    /// Bytes of the GPU's memory that are taken, and all of them.
+    ///
+    /// # Errors
+    /// When the GPU is lost.
+    pub fn memory(&self) -> Result<(usize, usize), Error> {
+        self.gpu.make_current()?;
+        let (free, total) = self.gpu.memory()?;
+        Ok((total - free, total))
+    }
+
+    /// Logits `[rows, vocabulary]` of some rows of the last step, for the part's tokens.
     ///
     /// # Errors
     /// When the GPU fails, or any work of the step did.
     pub fn logits(&mut self, rows: &[usize], out: &mut Vec<f32>) -> Result<(), Error> {
         self.gpu.make_current()?;
-        let vocab = self.config.vocab_size;
+        let vocab = self.vocabulary.len();
         out.resize(rows.len() * vocab, 0.0);
         let s = &self.scratch;
         for (rows, out) in rows.chunks(LOGIT_ROWS).zip(out.chunks_mut(LOGIT_ROWS * vocab)) {
@@ -237,7 +323,10 @@ impl CudaModel {
     fn queue(&self, step: StepRows, mut observer: Option<&mut impl Observer>) -> Result<(), Error> {
         let (gpu, kernels, s) = (&self.gpu, &self.kernels, &self.scratch);
         let hidden = s.hidden.address();
-        embed(gpu, kernels, &self.weights.embed_tokens, step.count, self.step.tokens(), hidden)?;
+        let embedding = (&self.weights.embed_tokens, self.vocabulary.start);
+        let output = self.ranks.output(Sum::Embedding, hidden);
+        embed(gpu, kernels, embedding, step.count, self.step.tokens(), output.at)?;
+        self.sum(Sum::Embedding, step.count)?;
         self.observe(0, step.count, &mut observer)?;
         for (i, layer) in self.weights.layers.iter().enumerate() {
             self.layer(i, layer, step)?;
@@ -270,25 +359,33 @@ impl CudaModel {
     /// `x += Attn(RMSNorm(x)); x += FFN(RMSNorm(x))`.
     fn layer(&self, i: usize, layer: &Layer, step: StepRows) -> Result<(), Error> {
         let (gpu, kernels, s) = (&self.gpu, &self.kernels, &self.scratch);
-        let hidden = s.hidden.address();
         let query = match &layer.attention.query {
             Query::Latent { q_a, .. } => q_a,
             Query::Direct(q) => q,
         };
         self.norm(step.count, &layer.input_layernorm, &[query.order(), layer.attention.kv_a.order()])?;
         self.attention(i, &layer.attention, step)?;
+        self.sum(Sum::Attention, step.count)?;
         self.norm(step.count, &layer.post_attention_layernorm, &layer.feed_forward.orders())?;
         let x = Normed { natural: s.normed.address(), nvfp4: s.normed_nvfp4.address() };
+        let out = self.ranks.output(Sum::FeedForward, s.hidden.address());
         match (&layer.feed_forward, &self.routes) {
             (FeedForward::Dense(mlp), _) => {
-                experts::swiglu(gpu, kernels, mlp, &self.experts, step.count, x, hidden)
+                experts::swiglu(gpu, kernels, mlp, &self.experts, step.count, x, out)?;
             }
             (FeedForward::Experts(experts), Some(routes)) => {
-                experts::run(gpu, kernels, experts, routes, &self.experts, step.count, x, hidden)
+                experts::run(gpu, kernels, experts, routes, &self.experts, step.count, x, out)?;
             }
             // The config has the section, or no layer would have been loaded as experts.
-            (FeedForward::Experts(_), None) => Ok(()),
+            (FeedForward::Experts(_), None) => {}
         }
+        self.sum(Sum::FeedForward, step.count)
+    }
+
+    /// The residual stream gets the sum of all ranks' parts.
+    fn sum(&self, sum: Sum, count: usize) -> Result<(), Error> {
+        let values = count * self.config.hidden_size;
+        self.ranks.sum(&self.gpu, &self.kernels, sum, values, self.scratch.hidden.address())
     }
 
     /// `normed = RMSNorm(hidden)`, row by row, in the orders that somebody reads.
@@ -306,7 +403,7 @@ impl CudaModel {
     fn attention(&self, layer: usize, weights: &Attention, step: StepRows) -> Result<(), Error> {
         let (gpu, kernels, s, shape) = (&self.gpu, &self.kernels, &self.scratch, self.shape);
         let (count, heads, latent, nope) = (step.count, shape.heads, shape.latent, shape.nope);
-        let (width, value) = (latent + shape.rope, self.config.v_head_dim);
+        let (width, value) = (latent + shape.rope, self.value);
         let normed = |weight| vectors(weight, s.normed.address(), s.normed_nvfp4.address());
 
         // Queries, and the cache entry [c | k_pe].
@@ -354,7 +451,9 @@ impl CudaModel {
             .split_into(s.heads.address(), weights.o.order())
             .per_head(heads, (nope, nope + value, value), (value, heads * value));
         multiply(gpu, kernels, values, None, count)?;
-        let output = Product::new(&weights.o, s.heads.address()).add_to(s.hidden.address());
+        let out = self.ranks.output(Sum::Attention, s.hidden.address());
+        let output = Product::new(&weights.o, s.heads.address());
+        let output = if out.add { output.add_to(out.at) } else { output.into(out.at) };
         multiply(gpu, kernels, output, None, count)
     }
 }

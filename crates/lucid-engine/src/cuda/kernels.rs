@@ -74,6 +74,7 @@ kernels!(
     experts_down_24,
     experts_down_wide,
     combine,
+    sum_ranks,
 );
 
 // SAFETY: handles of the driver, usable from any thread.
@@ -174,6 +175,22 @@ pub struct VisitsArgs {
     pub slots: Address,
     pub tokens: Address,
     pub count: u32,
+}
+
+/// `MOST_RANKS` of `ranks.cu`.
+pub const MOST_RANKS: usize = 8;
+
+/// `Ranks` of `ranks.cu`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[allow(missing_docs)] // As there.
+pub struct RanksArgs {
+    pub parts: [Address; MOST_RANKS],
+    pub arrived: [Address; MOST_RANKS],
+    pub turns: Address,
+    pub count: u32,
+    pub number: u32,
+    pub patience: u64,
 }
 
 /// `Routing` of `router.cu`.

@@ -16,6 +16,7 @@ mod graph;
 mod kernels;
 mod matmul;
 mod norm;
+mod ranks;
 mod rope;
 mod router;
 mod step;

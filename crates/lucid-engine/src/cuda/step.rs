@@ -38,6 +38,8 @@ impl StepInputs {
     /// # Errors
     /// When the step is larger than promised, or the copy can't be queued.
     pub fn send(&mut self, tokens: &[TokenId], spans: &[Span<'_>]) -> Result<StepRows, Error> {
+        // The last step's copy must be over before its words change. A step without logits has not waited for it.
+        self.host.wait()?;
         let pages: usize = spans.iter().map(|span| pages_of(span)).sum();
         let words = 3 * self.max_tokens + pages;
         let host = self.host.words();

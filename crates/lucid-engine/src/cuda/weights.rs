@@ -5,6 +5,7 @@ use lucid_checkpoint::{Matrix, Packed};
 use super::driver::{Address, Buffer, Gpu, launch};
 use super::kernels::{ExpertWeightArgs, Kernels, Order};
 use crate::Error;
+use crate::parallel::Shard;
 use crate::weights::{self, FeedForward as HostFeedForward, Mlp as HostMlp, Query as HostQuery};
 
 /// A weight matrix.
@@ -352,26 +353,28 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Copies all weights to the GPU.
+    /// Copies a rank's part of all weights to its GPU.
     ///
     /// # Errors
-    /// When they don't fit, or are stored in a way that the kernels can't read.
+    /// When they don't fit, can't be dealt out, or are stored in a way that the kernels can't read.
     pub fn upload(
         gpu: &Gpu,
         kernels: &Kernels,
         host: &weights::Weights,
         tied: bool,
+        shard: Shard<'_>,
     ) -> Result<Weights, Error> {
         host.check_gpu_layouts()?;
+        let part = |matrix| DeviceMatrix::upload(gpu, kernels, &shard.vocabulary_rows(matrix)?);
         Ok(Weights {
-            embed_tokens: DeviceMatrix::upload(gpu, kernels, &host.embed_tokens)?,
+            embed_tokens: part(&host.embed_tokens)?,
             layers: host
                 .layers
                 .iter()
-                .map(|layer| upload_layer(gpu, kernels, layer))
+                .map(|layer| upload_layer(gpu, kernels, &shard.layer(layer)?))
                 .collect::<Result<_, _>>()?,
             norm: gpu.upload(&host.norm)?,
-            lm_head: if tied { None } else { Some(DeviceMatrix::upload(gpu, kernels, &host.lm_head)?) },
+            lm_head: if tied { None } else { Some(part(&host.lm_head)?) },
         })
     }
 

@@ -53,12 +53,15 @@ pub fn rows(matrix: &Matrix, range: Range<usize>) -> Result<Matrix, Error> {
     Ok(Matrix { name: matrix.name.clone(), rows: range.len(), cols, packed })
 }
 
-/// Columns `range` of a matrix, copied.
+/// Columns `range` of a matrix, copied unless they are all.
 ///
 /// # Errors
 /// When a block of scales lies across a border.
 pub fn columns(matrix: &Matrix, range: Range<usize>) -> Result<Matrix, Error> {
     let (rows, cols) = (matrix.rows, matrix.cols);
+    if range == (0..cols) {
+        return Ok(matrix.clone());
+    }
     // `unit` columns are `bytes_of_unit` bytes.
     let cut = |bytes: &Bytes, rows: usize, unit: usize, bytes_of_unit: usize| {
         let part = units(&range, unit, cols).ok_or_else(|| across(matrix, &range))?;

@@ -51,7 +51,7 @@ impl<'a> Shard<'a> {
         cut::rows(matrix, self.vocabulary())
     }
 
-    /// Its part of a layer.
+    /// Its part of a layer. A rank alone copies nothing but norms.
     ///
     /// # Errors
     /// When a block of scales lies across a border.

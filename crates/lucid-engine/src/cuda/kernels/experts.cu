@@ -344,10 +344,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #endif
 }
 
-// hidden += shared + Σ weight · expert, in the order of the routes. grid (width / 256, tokens).
+// hidden += shared + Σ weight · expert, in the order of the routes; `=` if not `accumulate`. grid (width / 256, tokens).
 // places null: one block without router; y[token] is added as it is. shared_first: where the shared expert's visits begin.
 extern "C" __global__ void combine(const float* y, const u32* places, const float* weights, u32 per_token, int shared,
-                                   u32 shared_first, u32 width, float* hidden) {
+                                   u32 shared_first, u32 width, int accumulate, float* hidden) {
     u32 k = blockIdx.x * blockDim.x + threadIdx.x;
     u64 token = blockIdx.y;
     wait_for_previous();
@@ -355,5 +355,6 @@ extern "C" __global__ void combine(const float* y, const u32* places, const floa
     float sum = shared ? y[(shared_first + token) * width + k] : 0.0f;
     for (u32 i = 0; i < per_token; i++)
         sum = fmaf(weights[token * per_token + i], y[(u64)places[token * per_token + i] * width + k], sum);
-    hidden[token * width + k] += sum;
+    float* out = hidden + token * width + k;
+    *out = accumulate ? *out + sum : sum;
 }

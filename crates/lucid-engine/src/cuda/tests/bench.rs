@@ -15,11 +15,13 @@ use crate::cuda::experts::{ExpertBuffers, Normed, Pass, down, gate_up};
 use crate::cuda::forward::CudaModel;
 use crate::cuda::kernels::{Kernels, Order};
 use crate::cuda::matmul::{Product, multiply};
+use crate::cuda::ranks::Ranks;
 use crate::cuda::router::Routes;
 use crate::cuda::weights::{
     Attention, DeviceMatrix, ExpertMatrices, Experts, FeedForward, Layer, Layout, Mlps, Query, Weights,
 };
 use crate::kv_cache::{PAGE_TOKENS, PagePool};
+use crate::parallel::Rank;
 use crate::{Mode, Semantics, SemanticsOptions};
 
 const HIDDEN: usize = 7_168;
@@ -27,7 +29,7 @@ const WIDTH: usize = 2_048;
 const EXPERTS: usize = 384;
 const HEADS: usize = 64;
 const VOCAB: usize = 163_840;
-const CONTEXT: usize = 1_024;
+pub const CONTEXT: usize = 1_024;
 
 /// Random values on the GPU, from which large buffers are filled.
 struct Noise {
@@ -144,17 +146,18 @@ impl Noise {
     }
 }
 
+/// `config.json` with LAYERS layers, all of them with experts.
+pub const CONFIG: &str = r#"{"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 163840,
+    "hidden_size": 7168, "num_hidden_layers": LAYERS, "first_k_dense_replace": 0, "intermediate_size": 18432,
+    "num_attention_heads": 64, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "v_head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096,
+    "dtype": "bfloat16", "rope_theta": 50000.0, "n_routed_experts": 384, "n_shared_experts": 1,
+    "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_group": 1, "topk_group": 1,
+    "scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": true, "routed_scaling_factor": 2.827,
+    "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}"#;
+
 fn config(layers: usize) -> Config {
-    let json = format!(
-        r#"{{"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": {VOCAB},
-        "hidden_size": {HIDDEN}, "num_hidden_layers": {layers}, "first_k_dense_replace": 0, "intermediate_size": 18432,
-        "num_attention_heads": {HEADS}, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64, "v_head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096,
-        "dtype": "bfloat16", "rope_theta": 50000.0, "n_routed_experts": {EXPERTS}, "n_shared_experts": 1,
-        "num_experts_per_tok": 8, "moe_intermediate_size": {WIDTH}, "n_group": 1, "topk_group": 1,
-        "scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": true, "routed_scaling_factor": 2.827}}"#
-    );
-    Config::from_json("config.json", json.as_bytes()).unwrap()
+    Config::from_json("config.json", CONFIG.replace("LAYERS", &layers.to_string()).as_bytes()).unwrap()
 }
 
 /// Seconds for one call of `queue`, which gets the number of the call: median of five rounds of twenty, after a warm-up.
@@ -354,7 +357,17 @@ fn whole_layers(gpu: &Gpu, kernels: Kernels, noise: &Noise, layers: Vec<Layer>, 
         norm: gpu.upload(&vec![1f32; HIDDEN]).unwrap(),
         lm_head: Some(noise.bf16(gpu, VOCAB, HIDDEN)),
     };
-    let mut model = CudaModel::assemble(gpu.clone(), kernels, config, semantics, weights, 4_096, 64).unwrap();
+    let mut model = CudaModel::assemble(
+        gpu.clone(),
+        kernels,
+        config,
+        semantics,
+        weights,
+        (4_096, 64),
+        Rank::ALONE,
+        Ranks::ALONE,
+    )
+    .unwrap();
     let batches = [1, 2, 8, 32, 64];
     let mut pool = PagePool::new(64 * (CONTEXT + PAGE_TOKENS));
     model.set_cache(pool.total()).unwrap();

@@ -3,7 +3,7 @@ use lucid_checkpoint::{MoE, ScoringFunc};
 use super::random::{self, Random, decoded, dot};
 use super::{bf16, gpu, gpu_with_terms, read, same_bits, split_vectors};
 use crate::cuda::driver::Address;
-use crate::cuda::experts::{ExpertBuffers, Normed, Pass, visit};
+use crate::cuda::experts::{ExpertBuffers, Normed, Output, Pass, visit};
 use crate::cuda::kernels::Order;
 use crate::cuda::router::Routes;
 use crate::cuda::weights::{Layout, Mlps};
@@ -161,7 +161,8 @@ fn a_layers_sum_is_the_weighted_sum_of_its_visits() {
     let nvfp4 = split_vectors(&gpu, &kernels, &xs, hidden, Order::Nvfp4);
     let x = Normed { natural: natural.address(), nvfp4: nvfp4.address() };
     let y = gpu.upload(&residual).unwrap();
-    crate::cuda::experts::run(&gpu, &kernels, &experts, &routes, &buffers, count, x, y.address()).unwrap();
+    let out = Output { at: y.address(), add: true };
+    crate::cuda::experts::run(&gpu, &kernels, &experts, &routes, &buffers, count, x, out).unwrap();
     let y = read(&gpu, &y, count * hidden);
     for (token, chosen) in routes.read(&gpu, count).unwrap().iter().enumerate() {
         let x = &xs[token * hidden..][..hidden];

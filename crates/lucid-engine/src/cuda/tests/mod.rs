@@ -7,6 +7,7 @@ mod experts;
 mod matmul;
 mod norm;
 mod random;
+mod ranks;
 mod router;
 
 use std::io::Write;
