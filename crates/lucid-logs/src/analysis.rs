@@ -1,16 +1,14 @@
 //! Reads line after line and keeps what matters.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use jiff::civil::Date;
 
 use crate::assembler::{Assembler, Finished};
-use crate::evidence::{
-    Clock, Fact, LogEvidence, MOST_HITS, MOST_TRACEBACKS, MOST_UNKNOWN, Sample, Series, SourceSummary,
-    UnknownLine, excerpt,
-};
-use crate::first_cause;
+use crate::evidence::{Clock, Fact, LogEvidence, MOST_HITS, Sample, Series, SourceSummary, excerpt};
 use crate::hits::Hits;
+use crate::incidents::{end_in_traceback, incidents};
+use crate::kept_tracebacks::KeptTracebacks;
 use crate::knowledge::{Knowledge, KnownLine, knowledge};
 use crate::line::{Level, Parsed, Stamp, parse};
 use crate::machine::Machine;
@@ -19,8 +17,8 @@ use crate::python_pairs::pairs;
 use crate::scanner::{Known, candidates};
 use crate::source::Record;
 use crate::spot::{Processes, Spot};
-use crate::timeline::{Gap, Incident, Measure, PhaseKind, Timeline};
-use crate::traceback::{Role, Traceback};
+use crate::timeline::{Gap, Measure, PhaseKind, Timeline};
+use crate::unknown_lines::UnknownLines;
 
 /// Silences from this long on are kept.
 const GAP_SECONDS: f64 = 120.0;
@@ -50,10 +48,8 @@ pub(crate) struct Analysis {
     machines: BTreeMap<Track, Machine>,
     hits: Hits,
     assembler: Assembler,
-    tracebacks: Vec<Traceback>,
-    tracebacks_left_out: u64,
-    unknown: HashMap<String, UnknownLine>,
-    unknown_left_out: u64,
+    tracebacks: KeptTracebacks,
+    unknown: UnknownLines,
     series: BTreeMap<String, Series>,
     facts: BTreeMap<String, Fact>,
     arguments: BTreeMap<String, String>,
@@ -77,10 +73,8 @@ impl Analysis {
             machines: BTreeMap::new(),
             hits: Hits::default(),
             assembler: Assembler::default(),
-            tracebacks: Vec::new(),
-            tracebacks_left_out: 0,
-            unknown: HashMap::new(),
-            unknown_left_out: 0,
+            tracebacks: KeptTracebacks::default(),
+            unknown: UnknownLines::default(),
             series: BTreeMap::new(),
             facts: BTreeMap::new(),
             arguments: BTreeMap::new(),
@@ -170,7 +164,8 @@ impl Analysis {
         }
         let level = parsed.level.or(record.level);
         if !known && !in_traceback && level >= Some(Level::Warning) {
-            self.unknown_line(level, track, spot, &parsed);
+            let phase = self.machines.get(&track).and_then(Machine::phase);
+            self.unknown.add(parsed.message, level, spot, &self.processes, phase);
         }
     }
 
@@ -358,41 +353,7 @@ impl Analysis {
         let machine = self.machines.entry(track).or_default();
         machine.traceback(finished.last);
         let (run, phase) = (machine.run(), machine.phase());
-        add_traceback(
-            &mut self.tracebacks,
-            &mut self.tracebacks_left_out,
-            self.knowledge,
-            &self.processes,
-            finished,
-            run,
-            phase,
-        );
-    }
-
-    fn unknown_line(&mut self, level: Option<Level>, track: Track, spot: Spot, parsed: &Parsed<'_>) {
-        let mut key = String::with_capacity(120);
-        for byte in parsed.message.iter().take(160) {
-            let shown = if byte.is_ascii_digit() { '#' } else { char::from(*byte) };
-            if shown != '#' || !key.ends_with('#') {
-                key.push(shown);
-            }
-        }
-        if let Some(known) = self.unknown.get_mut(&key) {
-            known.count += 1;
-        } else if parsed.message.trim_ascii().is_empty() {
-        } else if self.unknown.len() >= MOST_UNKNOWN {
-            self.unknown_left_out += 1;
-        } else {
-            let level = if level >= Some(Level::Error) { "error" } else { "warning" };
-            let line = UnknownLine {
-                level: level.to_owned(),
-                count: 1,
-                first: self.processes.place(spot),
-                phase: self.machines.get(&track).and_then(Machine::phase),
-                text: excerpt(parsed.message),
-            };
-            self.unknown.insert(key, line);
-        }
+        self.tracebacks.add(finished, self.knowledge, &self.processes, run, phase);
     }
 
     /// Everything read so far.
@@ -412,36 +373,25 @@ impl Analysis {
         let (hits, left_out) = self.hits.write(self.knowledge, &self.processes, MOST_HITS, &before);
 
         let mut tracebacks = self.tracebacks.clone();
-        let mut tracebacks_left_out = self.tracebacks_left_out;
         let mut open = self.assembler.clone();
         let track = best.flatten();
         let machine = self.machines.get(&track);
         let unfinished = open.finish();
         for finished in unfinished {
             let (run, phase) = machine.map_or((0, None), |machine| (machine.run(), machine.phase()));
-            add_traceback(
-                &mut tracebacks,
-                &mut tracebacks_left_out,
-                self.knowledge,
-                &self.processes,
-                finished,
-                run,
-                phase,
-            );
+            tracebacks.add(finished, self.knowledge, &self.processes, run, phase);
         }
         if let Some(machine) = machine {
             machine.write(&self.processes, &mut timeline);
         }
         // A log that ends inside a traceback ends with a crash, too.
-        end_in_traceback(&mut timeline, &tracebacks);
-        incidents(&mut timeline, &hits, &tracebacks, self.knowledge);
+        end_in_traceback(&mut timeline, &tracebacks.all);
+        incidents(&mut timeline, &hits, &tracebacks.all, self.knowledge);
 
-        let mut unknown: Vec<UnknownLine> = self.unknown.values().cloned().collect();
-        unknown.sort_by_key(|line| (line.first.source, line.first.line));
         for (count, what) in [
             (left_out, "kinds of known lines"),
-            (tracebacks_left_out, "tracebacks"),
-            (self.unknown_left_out, "unknown warnings"),
+            (tracebacks.left_out, "tracebacks"),
+            (self.unknown.left_out, "unknown warnings"),
             (self.assembler.dropped, "tracebacks printed at the same time"),
             (timeline.left_out, "entries of the time line"),
         ] {
@@ -461,8 +411,8 @@ impl Analysis {
         LogEvidence {
             sources,
             hits,
-            tracebacks,
-            unknown,
+            tracebacks: tracebacks.all,
+            unknown: self.unknown.in_order(),
             timeline,
             series: self.series.clone(),
             facts: self.facts.clone(),
@@ -486,97 +436,4 @@ fn longest(gaps: &mut Vec<Gap>) {
         gaps.retain(|gap| gap.seconds >= bar);
         gaps.truncate(Timeline::MOST_GAPS);
     }
-}
-
-fn add_traceback(
-    tracebacks: &mut Vec<Traceback>,
-    left_out: &mut u64,
-    knowledge: &Knowledge,
-    processes: &Processes,
-    finished: Finished,
-    run: u32,
-    phase: Option<PhaseKind>,
-) {
-    let (root, role) = first_cause::root(&finished.parts, knowledge);
-    let process = processes.name(finished.first.process).to_owned();
-    // Every rank prints the same one, with another device number in it.
-    let same = |known: &&mut Traceback| {
-        let plain = |text: String| text.replace(|c: char| c.is_ascii_digit(), "");
-        known.run == run
-            && known.parts.len() == finished.parts.len()
-            && known.parts.iter().zip(&finished.parts).all(|(a, b)| plain(a.text()) == plain(b.text()))
-    };
-    if let Some(known) = tracebacks.iter_mut().find(same) {
-        known.count += 1;
-        known.last = processes.place(finished.last);
-        if known.processes.len() < 32 && !known.processes.contains(&process) {
-            known.processes.push(process);
-        }
-    } else if tracebacks.len() >= MOST_TRACEBACKS {
-        *left_out += 1;
-    } else {
-        tracebacks.push(Traceback {
-            first: processes.place(finished.first),
-            last: processes.place(finished.last),
-            run,
-            phase,
-            count: 1,
-            processes: vec![process],
-            parts: finished.parts,
-            root,
-            role,
-        });
-    }
-}
-
-/// The last run died if nothing followed its last traceback.
-fn end_in_traceback(timeline: &mut Timeline, tracebacks: &[Traceback]) {
-    let Some(run) = timeline.runs.last_mut() else { return };
-    if run.end != crate::RunEnd::Starting {
-        return;
-    }
-    if let Some(traceback) = tracebacks.iter().rev().find(|traceback| traceback.run == run.number)
-        && traceback.last.source == run.last.source
-        && run.last.line <= traceback.last.line + 50
-    {
-        run.end = crate::RunEnd::Crashed;
-        run.ended_at = Some(traceback.last.clone());
-    }
-}
-
-fn incidents(timeline: &mut Timeline, hits: &[crate::Hit], tracebacks: &[Traceback], knowledge: &Knowledge) {
-    use lucid_findings::Severity;
-    let known = hits.iter().filter_map(|hit| {
-        let signature = knowledge.signature(&hit.signature)?;
-        let (severity, meaning) = match signature.meaning_in(hit.phase, hit.count) {
-            Some(when) => (when.severity, &when.meaning),
-            None => (signature.severity, &signature.meaning),
-        };
-        (severity > Severity::Info).then(|| Incident {
-            place: hit.first.clone(),
-            run: hit.run,
-            phase: hit.phase,
-            severity,
-            title: meaning.clone(),
-            count: hit.count,
-        })
-    });
-    let raised =
-        tracebacks.iter().filter(|traceback| traceback.role == Role::Original).filter_map(|traceback| {
-            Some(Incident {
-                place: traceback.first.clone(),
-                run: traceback.run,
-                phase: traceback.phase,
-                severity: Severity::Warning,
-                title: traceback.root()?.text().chars().take(200).collect(),
-                count: traceback.count,
-            })
-        });
-    let mut all: Vec<Incident> = known.chain(raised).collect();
-    all.sort_by_key(|incident| {
-        (incident.run, incident.place.time, incident.place.source, incident.place.line)
-    });
-    timeline.left_out += all.len().saturating_sub(Timeline::MOST) as u64;
-    all.truncate(Timeline::MOST);
-    timeline.incidents = all;
 }
