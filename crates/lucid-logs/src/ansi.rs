@@ -1,10 +1,17 @@
 //! Takes colours and cursor movements out of lines.
 
+use std::sync::LazyLock;
+
+use memchr::memmem::Finder;
+
+/// Built once: building a searcher costs more than searching a line.
+static WRITTEN: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"#033["));
+
 /// Removes escape sequences in place: `ESC [ … letter`, `ESC ] … BEL`, `ESC` and one character, and the `#033[…m` that
 /// syslog makes of a colour.
 pub(crate) fn strip(line: &mut Vec<u8>) {
     let escape = memchr::memchr(0x1b, line);
-    let written = memchr::memmem::find(line, b"#033[");
+    let written = WRITTEN.find(line);
     let Some(first) = [escape, written].into_iter().flatten().min() else { return };
     let mut to = first;
     let mut from = first;

@@ -14,6 +14,7 @@ pub const FINDINGS: &[(&str, &str)] = &[
     ("logs.timeline/slow-start", "A start took minutes and ended well"),
     ("logs.timeline/slow-load", "Weights came slower than a disk gives them"),
     ("logs.timeline/slow-rank", "One rank loaded much slower than the others"),
+    ("logs.timeline/loaded-twice", "The whole model was loaded again as its own draft"),
     ("logs.timeline/starting", "The log ends while the service is still starting"),
     ("logs.timeline/killed-while-starting", "Something outside stopped the service before it served"),
     ("logs.timeline/restarts", "The service was started again and again"),

@@ -1,10 +1,17 @@
 //! What engines, servers and systems put in front of what they say: process, level, time, source file.
 
+use std::sync::LazyLock;
+
 use jiff::civil::Date;
+use memchr::memmem::Finder;
 
 use crate::moment::Moment;
 pub(crate) use crate::stamp::{Stamp, timestamp};
 use crate::stamp::{clock, month_day_time, number, two};
+
+// Built once: building a searcher costs more than searching a line.
+static PID: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b" pid="));
+static NCCL: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"] NCCL "));
 
 /// How bad the writer thought the line was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,14 +26,17 @@ pub(crate) enum Level {
 impl Level {
     /// From a level's name.
     pub fn parse(name: &[u8]) -> Option<Level> {
-        Some(match name.to_ascii_uppercase().as_slice() {
-            b"DEBUG" | b"TRACE" | b"D" => Level::Debug,
-            b"INFO" | b"NOTICE" | b"I" => Level::Info,
-            b"WARNING" | b"WARN" | b"W" => Level::Warning,
-            b"ERROR" | b"ERR" | b"E" => Level::Error,
-            b"CRITICAL" | b"FATAL" | b"F" | b"C" => Level::Critical,
-            _ => return None,
-        })
+        const NAMES: [(Level, [&[u8]; 4]); 5] = [
+            (Level::Info, [b"INFO", b"NOTICE", b"I", b"I"]),
+            (Level::Warning, [b"WARNING", b"WARN", b"W", b"W"]),
+            (Level::Error, [b"ERROR", b"ERR", b"E", b"E"]),
+            (Level::Debug, [b"DEBUG", b"TRACE", b"D", b"D"]),
+            (Level::Critical, [b"CRITICAL", b"FATAL", b"F", b"C"]),
+        ];
+        NAMES
+            .iter()
+            .find(|(_, names)| names.iter().any(|known| known.eq_ignore_ascii_case(name)))
+            .map(|(level, _)| *level)
     }
 }
 
@@ -73,7 +83,7 @@ fn process_mark(parsed: &mut Parsed<'_>) -> bool {
     let head = &text[..text.len().min(120)];
     let Some(end) = memchr::memchr(b')', head) else { return false };
     let inner = &head[..end];
-    let Some(at) = memchr::memmem::find(inner, b" pid=") else { return false };
+    let Some(at) = PID.find(inner) else { return false };
     let digits = &inner[at + 5..];
     let Some((pid, _)) = number(digits) else { return false };
     parsed.process = Some(&inner[..at]);
@@ -231,7 +241,7 @@ fn identifier(parsed: &mut Parsed<'_>) -> bool {
 /// `host:123:456 [3] NCCL WARN `
 fn nccl(parsed: &mut Parsed<'_>) -> bool {
     let head = &parsed.message[..parsed.message.len().min(120)];
-    let Some(at) = memchr::memmem::find(head, b"] NCCL ") else { return false };
+    let Some(at) = NCCL.find(head) else { return false };
     let Some(open) = memchr::memrchr(b'[', &head[..at]) else { return false };
     let host = &head[..open];
     if host.iter().filter(|byte| **byte == b':').count() < 2 || number(&head[open + 1..at]).is_none() {

@@ -20,6 +20,8 @@ pub(crate) struct Processes {
     names: Vec<String>,
     numbers: HashMap<Vec<u8>, u32>,
     key: Vec<u8>,
+    /// The one that was asked for last: a process mostly writes several lines on end.
+    latest: (Vec<u8>, u32),
 }
 
 /// Most processes told apart: a log that makes up names must not fill the memory.
@@ -34,7 +36,12 @@ impl Processes {
         self.key.extend_from_slice(&source.to_le_bytes());
         self.key.extend_from_slice(&pid.unwrap_or(0).to_le_bytes());
         self.key.extend_from_slice(&name[..name.len().min(64)]);
+        if self.latest.0 == self.key {
+            return self.latest.1;
+        }
         if let Some(number) = self.numbers.get(&self.key) {
+            self.latest.0.clone_from(&self.key);
+            self.latest.1 = *number;
             return *number;
         }
         if self.names.len() >= MOST {

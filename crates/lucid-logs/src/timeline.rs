@@ -71,10 +71,10 @@ pub struct Phase {
 }
 
 impl Phase {
-    /// How long it took, where the log has times.
+    /// How long it took, where the log has times and they don't run back.
     #[must_use]
     pub fn seconds(&self) -> Option<f64> {
-        Some(self.end?.seconds_since(self.start?))
+        Some(self.end?.seconds_since(self.start?)).filter(|seconds| *seconds >= 0.0)
     }
 }
 
@@ -121,7 +121,7 @@ impl Run {
     /// Seconds from its first line until it was ready.
     #[must_use]
     pub fn start_seconds(&self) -> Option<f64> {
-        Some(self.ready?.seconds_since(self.first.time?))
+        Some(self.ready?.seconds_since(self.first.time?)).filter(|seconds| *seconds >= 0.0)
     }
 }
 

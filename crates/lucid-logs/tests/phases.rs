@@ -328,3 +328,24 @@ fn every_signature_is_found_in_a_log() {
         }
     }
 }
+
+/// A draft model is small; the same size twice is the model itself. Other processes' loads are none of this one's.
+#[test]
+fn a_draft_that_is_the_whole_model() {
+    let load = |rank: u32, gib: f64| {
+        format!(
+            "[2026-11-29 12:05:10 TP{rank}] Load weight end. elapsed=30.12 s, type=X, dtype=torch.bfloat16, avail mem=38.10 GB, mem usage={gib:.2} GB.\n"
+        )
+    };
+    for (log, twice) in [
+        (load(0, 57.0) + &load(0, 57.1), true),
+        (load(0, 57.0) + &load(1, 57.0) + &load(1, 56.2), true),
+        (load(3, 90.5) + &load(3, 2.0) + &load(3, 90.5), true),
+        (load(0, 57.0) + &load(0, 2.1), false),
+        (load(0, 57.0) + &load(1, 57.0), false),
+        (load(0, 1.0) + &load(0, 1.0), false),
+        (load(0, 57.0) + READY + &load(0, 57.0), false),
+    ] {
+        assert_eq!(has(&check(&read(&log)), "logs.timeline/loaded-twice"), twice, "{log}");
+    }
+}

@@ -29,6 +29,7 @@ pub fn timeline(evidence: &LogEvidence, _deployment: &Deployment) -> Result<Exam
     findings.extend(start::starts(evidence));
     findings.extend(start::slow_load(evidence));
     findings.extend(start::slow_rank(evidence));
+    findings.extend(start::loaded_twice(evidence));
     findings.extend(start::still_starting(evidence));
     findings.extend(runs::killed(evidence));
     findings.extend(runs::restarts(evidence));

@@ -3,7 +3,7 @@
 use lucid_findings::{Finding, ProofKind, Severity};
 
 use super::CHECK;
-use crate::evidence::LogEvidence;
+use crate::evidence::{LogEvidence, Place};
 use crate::moment::spoken;
 use crate::timeline::{PhaseKind, Run, RunEnd};
 
@@ -88,6 +88,50 @@ pub(super) fn slow_load(evidence: &LogEvidence) -> Option<Finding> {
         ])
         .suggests("slow-start-benign", 1.5),
     )
+}
+
+/// A draft model that is the whole model again.
+pub(super) fn loaded_twice(evidence: &LogEvidence) -> Option<Finding> {
+    let loads = || evidence.timeline.measures.iter().filter(|measure| measure.what == "weights");
+    let (first, again) = loads().enumerate().find_map(|(index, first)| {
+        let size = first.gib.filter(|size| *size > 10.0)?;
+        let again = loads().skip(index + 1).find(|again| {
+            again.run == first.run
+                && again.place.process == first.place.process
+                // Two servers' logs, or a restart that the log doesn't announce, are no draft.
+                && again.place.source == first.place.source
+                && !served_between(evidence, &first.place, &again.place)
+                && again.gib.is_some_and(|other| (other - size).abs() < 0.05 * size)
+        });
+        Some((first, again?))
+    })?;
+    let size = first.gib?;
+    Some(
+        Finding::new(
+            CHECK,
+            "loaded-twice",
+            Severity::Error,
+            format!("{} loaded {size:.0} GiB of weights twice", first.place.process),
+        )
+        .detail("A draft model is a small part of the model. The same size again is the whole model: speculation was set up from the target's own checkpoint in a mode that doesn't know its draft layer.")
+        .proof(ProofKind::Log, evidence.describe(&first.place), format!("{size:.2} GiB"))
+        .proof(ProofKind::Log, evidence.describe(&again.place), format!("{:.2} GiB", again.gib.unwrap_or(size)))
+        .remedy("Use the speculation mode that takes the checkpoint's draft layer, or none.", vec![
+            "SGLANG_ENABLE_SPEC_V2=True python -m sglang.launch_server --model-path MODEL --speculative-algorithm NEXTN".to_owned(),
+            "python -m sglang.launch_server --model-path MODEL  # without --speculative-algorithm".to_owned(),
+        ])
+        // Above what the memory error that follows says of itself.
+        .suggests("wrong-flags", 6.5),
+    )
+}
+
+/// Whether requests were answered between two lines.
+fn served_between(evidence: &LogEvidence, first: &Place, again: &Place) -> bool {
+    evidence.timeline.phases.iter().any(|phase| {
+        phase.kind == PhaseKind::Serve
+            && phase.first.source == first.source
+            && (first.line..again.line).contains(&phase.first.line)
+    })
 }
 
 pub(super) fn slow_rank(evidence: &LogEvidence) -> Option<Finding> {
