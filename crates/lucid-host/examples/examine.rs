@@ -8,7 +8,7 @@ use lucid_findings::{Examined, Severity, Skip};
 use lucid_host::{
     GpuEvidence, MemoryEvidence, Patient, ServingEvidence, config_flags, from_command, from_compose,
     from_kubernetes, from_process, host_gpu, host_memory, host_service, inspect_container, inspect_pod,
-    inspect_unit,
+    inspect_unit, serving_processes,
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -34,6 +34,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     if let (Some(root), Some(found)) = (value("--root"), patient.take_if(|_| value("--root").is_some())) {
         patient = Some(found.seen_at(Path::new(root), &Vec::from_iter(value("--env"))));
+    }
+    if patient.is_none() {
+        for process in serving_processes(Path::new("/proc")) {
+            println!("serves here: --pid {} ({})", process.pid, process.title);
+        }
     }
     let mut gpu = GpuEvidence::gather(None, &mut |_| {});
     let mut memory = MemoryEvidence::gather(Path::new("/"), patient.as_ref(), &mut |_| {});

@@ -74,6 +74,7 @@ pub const FINDINGS: &[(&str, &str)] = &[
     ("host.service/healthcheck", "The container's health check gives up before a start ends."),
     ("host.service/start-fits", "Nothing that watches the service ends its start."),
     ("host.service/orphan-engine", "An engine core has outlived its server."),
+    ("host.service/other-servers", "Other servers run on this machine."),
     ("host.service/dead-rank", "A rank is dead and not collected."),
     ("host.service/replaced-files", "The process runs files that were replaced on disk."),
     ("host.service/two-nccl", "Different NCCL libraries are mapped."),

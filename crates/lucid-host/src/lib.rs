@@ -41,7 +41,7 @@ pub use memory::{CgroupMemory, Clock, FileSystem, Limit, MemoryEvidence};
 pub use patient::{
     Image, Mount, Patient, PatientError, ProcessFacts, Source, from_command, from_compose,
     from_container_inspect, from_kubernetes, from_process, from_unit, inspect_container, inspect_pod,
-    inspect_unit,
+    inspect_unit, serving_processes,
 };
 pub use rooted::Root;
 pub use service::{ContainerFacts, Probe, ProbeKind, ServiceEvidence, UnitFacts};

@@ -11,6 +11,7 @@ use lucid_findings::{EngineKind, LoadFormat};
 use lucid_host::{
     Patient, PatientError, ProbeKind, Root, ServingEvidence, Source, from_command, from_compose,
     from_container_inspect, from_kubernetes, from_process, from_unit, host_memory, host_service,
+    serving_processes,
 };
 
 fn recorded(name: &str) -> String {
@@ -276,6 +277,10 @@ fn a_recorded_process_table() {
     process(70, 1, "VLLM::EngineCore", "");
     // Loops in the table must not hold us.
     process(80, 80, "x", "");
+    process(90, 1, "/bin/sh", "");
+    fs::write(folder.path().join("90/cmdline"), "/bin/sh\0-c\0vllm serve /other\0").unwrap();
+    process(91, 90, "/venv/bin/python3.12 /venv/bin/vllm serve /other", "");
+    process(92, 91, "VLLM::EngineCore", "");
     let patient = from_process(folder.path(), 61, &mut |_| {}).unwrap();
     assert_eq!(patient.source, Source::Process(50));
     let pids: Vec<u32> = patient.processes.iter().map(|process| process.pid).collect();
@@ -286,10 +291,28 @@ fn a_recorded_process_table() {
     assert_eq!(patient.libraries.len(), 4);
     assert_eq!(patient.mounts.len(), 2);
     assert_eq!(patient.mounts[1].source, "/home/me/patched file.py");
-    assert_eq!(ids(&patient, None), ["host.service/replaced-files", "host.service/two-nccl"]);
+    // Beside it lives another server, behind a shell; its ranks are its own business.
+    let beside: Vec<u32> = patient.neighbours.iter().map(|process| process.pid).collect();
+    assert_eq!(beside, [70, 90]);
+    assert_eq!(
+        ids(&patient, None),
+        [
+            "host.service/orphan-engine",
+            "host.service/other-servers",
+            "host.service/replaced-files",
+            "host.service/two-nccl"
+        ]
+    );
+    let all: Vec<u32> = serving_processes(folder.path()).iter().map(|process| process.pid).collect();
+    assert_eq!(all, [50, 70, 90]);
     // The engine core that was left behind belongs to nobody: pointed at, it is its own patient.
     let orphan = from_process(folder.path(), 70, &mut |_| {}).unwrap();
-    assert_eq!(ids(&orphan, None), ["host.service/orphan-engine"]);
+    assert_eq!(ids(&orphan, None), ["host.service/orphan-engine", "host.service/other-servers"]);
+    // In a container the server is process 1 and its engine core's parent: no orphan.
+    let mut first = patient.clone();
+    first.neighbours.clear();
+    (first.processes[0].pid, first.processes[1].parent) = (1, 1);
+    assert!(!ids(&first, None).contains(&"host.service/orphan-engine".to_owned()));
     let clean = from_process(folder.path(), 1, &mut |_| {}).unwrap();
     assert_eq!(clean.deployment.engine, None);
     assert!(from_process(folder.path(), 80, &mut |_| {}).is_ok());

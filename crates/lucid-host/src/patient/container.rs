@@ -37,6 +37,7 @@ pub fn inspect_container(name: &str) -> Result<Patient, PatientError> {
                 patient.site_packages = running.site_packages;
                 patient.python = running.python;
                 patient.processes = running.processes;
+                patient.neighbours = running.neighbours;
                 patient.libraries = running.libraries;
                 patient.replaced_libraries = running.replaced_libraries;
                 if running.deployment.engine.is_some() {

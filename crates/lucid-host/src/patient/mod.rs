@@ -21,7 +21,7 @@ use crate::service::ServiceEvidence;
 pub use compose::from_compose;
 pub use container::{from_container_inspect, inspect_container};
 pub use kubernetes::{from_kubernetes, inspect_pod};
-pub use process::from_process;
+pub use process::{from_process, serving_processes};
 pub use systemd::{from_unit, inspect_unit};
 
 pub(crate) use deployment::fill_from_flags;
@@ -114,6 +114,9 @@ pub struct Patient {
     pub replaced_libraries: Vec<String>,
     /// The process and its descendants.
     pub processes: Vec<ProcessFacts>,
+    /// Other servers of this machine, and helpers of engines whose server is gone.
+    #[serde(default)]
+    pub neighbours: Vec<ProcessFacts>,
     /// What it sees of other file systems.
     pub mounts: Vec<Mount>,
     /// The container's image.
@@ -145,6 +148,7 @@ impl Patient {
             libraries: Vec::new(),
             replaced_libraries: Vec::new(),
             processes: Vec::new(),
+            neighbours: Vec::new(),
             mounts: Vec::new(),
             image: None,
             service: ServiceEvidence::default(),

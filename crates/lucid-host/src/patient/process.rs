@@ -15,6 +15,8 @@ use super::{Mount, Patient, PatientError, ProcessFacts, Source, packages, shell}
 const MOST_BYTES: u64 = 8 << 20;
 /// More processes than this belong to no deployment.
 const MOST_PROCESSES: usize = 512;
+/// More servers than this don't fit on one machine.
+const MOST_NEIGHBOURS: usize = 64;
 /// More lines than this of one kind are cut.
 const MOST_LINES: usize = 400;
 
@@ -86,10 +88,43 @@ pub fn from_process(proc: &Path, pid: u32, progress: &mut dyn FnMut(Step)) -> Re
     if family.len() == MOST_PROCESSES {
         patient.notes.push(format!("only the first {MOST_PROCESSES} descendants were read"));
     }
+    patient.neighbours = neighbours(proc, &table, &family, uptime);
     patient.python = interpreter(proc, &family);
     read_mounts(&base, &mut patient);
     packages::add_folders(&mut patient);
     Ok(patient)
+}
+
+/// The servers of known engines among all processes, and engines' helpers whose server is gone: where to point when nobody
+/// said a process id.
+#[must_use]
+pub fn serving_processes(proc: &Path) -> Vec<ProcessFacts> {
+    neighbours(proc, &process_table(proc), &[], uptime(proc))
+}
+
+/// Servers and orphaned helpers outside of `family`.
+fn neighbours(
+    proc: &Path,
+    table: &BTreeMap<u32, u32>,
+    family: &[u32],
+    uptime: Option<f64>,
+) -> Vec<ProcessFacts> {
+    let words = |pid: u32| read(&proc.join(pid.to_string()).join("cmdline")).map(|raw| null_separated(&raw));
+    let serves = |pid: u32| words(pid).is_ok_and(|words| shell::from_words(&words).engine.is_some());
+    let orphan = |pid: u32, parent: u32| {
+        let titled =
+            words(pid).is_ok_and(|words| words.first().is_some_and(|word| titled_engine(word).is_some()));
+        // In a container the server itself may be process 1.
+        titled && (parent == 1 || !table.contains_key(&parent)) && !serves(parent)
+    };
+    table
+        .iter()
+        .filter(|&(pid, _)| !family.contains(pid))
+        // A shell that wraps a server serves by its words, too: of the two, the upper one is told.
+        .filter(|&(&pid, &parent)| (serves(pid) && !serves(parent)) || orphan(pid, parent))
+        .filter_map(|(&pid, &parent)| process_facts(proc, pid, parent, uptime))
+        .take(MOST_NEIGHBOURS)
+        .collect()
 }
 
 /// Every process and its parent.

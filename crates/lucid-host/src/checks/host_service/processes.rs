@@ -6,9 +6,11 @@ use super::CHECK;
 use crate::patient::{Patient, titled_engine};
 
 pub(super) fn check(patient: &Patient, findings: &mut Vec<Finding>) {
-    for process in &patient.processes {
-        // An engine core whose parent is gone: its API server exited, and it still holds the GPUs.
-        if process.parent == 1 && titled_engine(&process.title).is_some() {
+    for process in patient.processes.iter().chain(&patient.neighbours) {
+        // An engine core whose parent is gone: its API server exited, and it still holds the GPUs. In a container the server
+        // itself may be process 1.
+        let server_is_first = patient.processes.iter().any(|process| process.pid == 1);
+        if process.parent == 1 && !server_is_first && titled_engine(&process.title).is_some() {
             findings.push(
                 Finding::new(
                     CHECK,
@@ -41,6 +43,26 @@ pub(super) fn check(patient: &Patient, findings: &mut Vec<Finding>) {
                 ),
             );
         }
+    }
+    let servers: Vec<String> = patient
+        .neighbours
+        .iter()
+        .filter(|process| titled_engine(&process.title).is_none())
+        .map(|process| format!("{} ({})", process.pid, process.title))
+        .collect();
+    if !servers.is_empty() {
+        findings.push(
+            Finding::new(
+                CHECK,
+                "other-servers",
+                Severity::Info,
+                format!("{} other servers run on this machine: {}", servers.len(), servers.join(", ")),
+            )
+            .detail("If they share a home, they write into each other's compile cache; if they share GPUs, each finds less memory.")
+            .active(None)
+            .suggests("stale-cache", 0.5)
+            .suggests("out-of-memory", 0.5),
+        );
     }
     let replaced = &patient.replaced_libraries;
     if let Some(first) = replaced.first() {
