@@ -1,1 +1,27 @@
 //! Finds debugging code and monkey patches in installed Python packages, from their syntax trees.
+
+mod conditions;
+mod evaluate;
+mod evaluate_call;
+mod evidence;
+mod gather;
+mod glob;
+mod imports;
+mod judge;
+mod knowledge;
+mod leftovers;
+mod model_map;
+mod names;
+mod root;
+mod scan;
+mod scan_call;
+mod scan_patch;
+mod source;
+mod template;
+mod walk;
+
+pub mod active;
+
+pub use evidence::{CodeEvidence, CodeFact, Distribution, Effect, Notes, PatchFact, PatchKind};
+pub use gather::{GatherError, gather};
+pub use leftovers::{DumpFolder, FileGroup, Leftover};
