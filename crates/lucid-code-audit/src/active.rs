@@ -64,7 +64,8 @@ struct Rules {
 }
 
 static RULES: LazyLock<Rules> = LazyLock::new(|| {
-    toml::from_str(include_str!("../knowledge/active.toml")).unwrap_or_else(|error| panic!("knowledge/active.toml: {error}"))
+    toml::from_str(include_str!("../knowledge/active.toml"))
+        .unwrap_or_else(|error| panic!("knowledge/active.toml: {error}"))
 });
 
 /// Whether a function of a file (relative to site-packages) runs in a deployment, from data alone. With the patient's
@@ -91,7 +92,9 @@ impl ModelMap {
                 return Activity::new(false, format!("{serving} serves, this file is {package}'s"));
             }
         }
-        if let Some(activity) = RULES.rule.iter().find_map(|rule| rule.decide(relative_path, function, deployment)) {
+        if let Some(activity) =
+            RULES.rule.iter().find_map(|rule| rule.decide(relative_path, function, deployment))
+        {
             return activity;
         }
         if crate::model_map::is_model_file(relative_path) {
@@ -113,19 +116,31 @@ impl ModelMap {
             Some(names) => {
                 let top = function.split('.').next().unwrap_or(function);
                 if file == entry.file {
-                    Activity::new(true, format!("{architecture} is built from this file, says the engine's registry"))
+                    Activity::new(
+                        true,
+                        format!("{architecture} is built from this file, says the engine's registry"),
+                    )
                 } else if names.is_empty() {
-                    Activity::new(true, format!("{architecture} ({}) builds its language model from this file", entry.file))
+                    Activity::new(
+                        true,
+                        format!("{architecture} ({}) builds its language model from this file", entry.file),
+                    )
                 } else if names.contains(top) {
                     Activity::new(true, format!("{architecture} ({}) takes {top} from this file", entry.file))
                 } else {
                     let some = names.iter().take(4).copied().collect::<Vec<_>>().join(", ");
-                    Activity::new(None, format!("{architecture} takes {some} from this file; whether those lead to {top} is not known"))
+                    Activity::new(
+                        None,
+                        format!(
+                            "{architecture} takes {some} from this file; whether those lead to {top} is not known"
+                        ),
+                    )
                 }
             }
-            None if self.runs_for_another(engine, file) => {
-                Activity::new(false, format!("{architecture} runs {} and what that imports, not this file", entry.file))
-            }
+            None if self.runs_for_another(engine, file) => Activity::new(
+                false,
+                format!("{architecture} runs {} and what that imports, not this file", entry.file),
+            ),
             None => Activity::new(None, "no model is known to run this file"),
         }
     }
@@ -147,7 +162,9 @@ impl Rule {
         if !self.paths.iter().any(|pattern| glob::matches(pattern, file)) {
             return None;
         }
-        if !self.functions.is_empty() && !self.functions.iter().any(|pattern| glob::component_matches(pattern, function)) {
+        if !self.functions.is_empty()
+            && !self.functions.iter().any(|pattern| glob::component_matches(pattern, function))
+        {
             return None;
         }
         let what = &self.what;
@@ -159,7 +176,12 @@ impl Rule {
         }
         let needs = &self.needs;
         let one_of = |known: Option<&str>, wanted: &[String], field: &str| {
-            let Some(known) = known else { return Activity::new(None, format!("it is {what}, and the deployment's {field} is not known")) };
+            let Some(known) = known else {
+                return Activity::new(
+                    None,
+                    format!("it is {what}, and the deployment's {field} is not known"),
+                );
+            };
             let plain = |name: &str| name.to_ascii_lowercase().replace('_', "-");
             if wanted.iter().any(|wanted| glob::component_matches(&plain(wanted), &plain(known))) {
                 Activity::new(true, format!("it is {what}, and the deployment's {field} is {known}"))
@@ -177,12 +199,19 @@ impl Rule {
             return Some(one_of(vendor(deployment), &needs.vendor, "hardware"));
         }
         if !needs.architecture.is_empty() {
-            return Some(one_of(deployment.architectures.first().map(String::as_str), &needs.architecture, "architecture"));
+            return Some(one_of(
+                deployment.architectures.first().map(String::as_str),
+                &needs.architecture,
+                "architecture",
+            ));
         }
         if deployment.command.is_empty() {
             return Some(Activity::new(None, format!("it is {what}, and the serving command is not known")));
         }
-        let given = deployment.command.iter().find(|argument| needs.flag.iter().any(|flag| argument.starts_with(flag.as_str())));
+        let given = deployment
+            .command
+            .iter()
+            .find(|argument| needs.flag.iter().any(|flag| argument.starts_with(flag.as_str())));
         Some(match given {
             Some(flag) => Activity::new(true, format!("it is {what}, and the command says {flag}")),
             None => Activity::new(false, format!("it is {what}, which the command does not turn on")),

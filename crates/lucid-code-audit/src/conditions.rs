@@ -86,11 +86,18 @@ impl<'a> Evaluator<'_, 'a> {
                 operation.values.iter().flat_map(|value| self.conditions(value, negated)).collect()
             }
             Expr::BoolOp(operation) => {
-                let parts: Vec<_> = operation.values.iter().flat_map(|value| self.conditions(value, negated)).collect();
+                let parts: Vec<_> =
+                    operation.values.iter().flat_map(|value| self.conditions(value, negated)).collect();
                 let words = parts.iter().map(|(_, words)| words.as_str()).collect::<Vec<_>>().join(" or ");
                 // An alternative to a switch of the environment is no switch of the environment: only what all parts share counts.
                 let kind = match parts.first() {
-                    Some((first, _)) if parts.iter().all(|(kind, _)| std::mem::discriminant(kind) == std::mem::discriminant(first)) => first.clone(),
+                    Some((first, _))
+                        if parts.iter().all(|(kind, _)| {
+                            std::mem::discriminant(kind) == std::mem::discriminant(first)
+                        }) =>
+                    {
+                        first.clone()
+                    }
                     _ => GuardKind::Other,
                 };
                 vec![(kind, words)]
@@ -98,10 +105,19 @@ impl<'a> Evaluator<'_, 'a> {
             Expr::UnaryOp(unary) if unary.op == UnaryOp::Not => self.conditions(&unary.operand, !negated),
             Expr::Named(named) => self.conditions(&named.value, negated),
             Expr::Compare(compare) => self.comparison(compare, negated, test),
-            Expr::BooleanLiteral(literal) if literal.value == negated => vec![(GuardKind::Never, "never".to_owned())],
-            Expr::NumberLiteral(_) if matches!(self.value(test), Value::Int(0)) && !negated => vec![(GuardKind::Never, "never".to_owned())],
+            Expr::BooleanLiteral(literal) if literal.value == negated => {
+                vec![(GuardKind::Never, "never".to_owned())]
+            }
+            Expr::NumberLiteral(_) if matches!(self.value(test), Value::Int(0)) && !negated => {
+                vec![(GuardKind::Never, "never".to_owned())]
+            }
             _ => match self.value(test) {
-                Value::Test(inner) if !std::ptr::eq(inner, test) => self.conditions(inner, negated),
+                Value::Test(inner) if !std::ptr::eq(inner, test) && self.followed.get() < 2 => {
+                    self.followed.set(self.followed.get() + 1);
+                    let found = self.conditions(inner, negated);
+                    self.followed.set(self.followed.get() - 1);
+                    found
+                }
                 value => vec![self.truth(test, &value, negated)],
             },
         }
@@ -113,13 +129,21 @@ impl<'a> Evaluator<'_, 'a> {
         match value {
             Value::Environment(name) => {
                 let not = if negated { "not set" } else { "set" };
-                return (GuardKind::Environment(name.to_string()), format!("the environment variable {name} is {not}"));
+                return (
+                    GuardKind::Environment(name.to_string()),
+                    format!("the environment variable {name} is {not}"),
+                );
             }
-            Value::Dotted(name) if name.ends_with("TYPE_CHECKING") => return (GuardKind::Never, "type checkers read it".to_owned()),
+            Value::Dotted(name) if name.ends_with("TYPE_CHECKING") => {
+                return (GuardKind::Never, "type checkers read it".to_owned());
+            }
             Value::Dotted(name) if name.contains(".envs.") || name.starts_with("envs.") => {
                 let variable = name.rsplit('.').next().unwrap_or(name);
                 let not = if negated { "not set" } else { "set" };
-                return (GuardKind::Environment(variable.to_owned()), format!("the environment variable {variable} is {not}"));
+                return (
+                    GuardKind::Environment(variable.to_owned()),
+                    format!("the environment variable {variable} is {not}"),
+                );
             }
             Value::Measure(measure) => {
                 // `if len(x)`, `if num_tokens`.
@@ -127,7 +151,10 @@ impl<'a> Evaluator<'_, 'a> {
                 return (GuardKind::TokenRange, measured(measure, op, &[0]));
             }
             Value::Rank(rank) => {
-                return (GuardKind::Rank, if negated { format!("on {rank} 0 only") } else { format!("on every {rank} but 0") });
+                return (
+                    GuardKind::Rank,
+                    if negated { format!("on {rank} 0 only") } else { format!("on every {rank} but 0") },
+                );
             }
             _ => {}
         }
@@ -149,7 +176,8 @@ impl<'a> Evaluator<'_, 'a> {
     fn asked_by_call(&self, call: &'a ast::ExprCall, negated: bool) -> Option<(GuardKind, String)> {
         let words = self.words(&call.func);
         let last = words.rsplit('.').next().unwrap_or(&words).to_owned();
-        let spelled = crate::evaluate::one_line(&self.text[ruff_text_size::Ranged::range(call).to_std_range()], 120);
+        let spelled =
+            crate::evaluate::one_line(&self.text[ruff_text_size::Ranged::range(call).to_std_range()], 120);
         if matches!(last.as_str(), "exists" | "isfile" | "is_file") {
             let path = match &*call.func {
                 Expr::Attribute(function) if call.arguments.args.is_empty() => self.template(&function.value),
@@ -164,27 +192,45 @@ impl<'a> Evaluator<'_, 'a> {
         if spelled.contains("isnan") || spelled.contains("isinf") || spelled.contains("isfinite") {
             return Some((GuardKind::NotFinite, quoted(&spelled, negated)));
         }
-        if let (true, Some(name)) = (matches!(last.as_str(), "get" | "is_set"), words.split('.').rev().nth(1)) {
+        if let (true, Some(name)) = (matches!(last.as_str(), "get" | "is_set"), words.split('.').rev().nth(1))
+        {
             if words.starts_with("envs.") || words.contains(".envs.") {
-                return Some((GuardKind::Environment(name.to_owned()), format!("the environment variable {name} is {}set", if negated { "not " } else { "" })));
+                return Some((
+                    GuardKind::Environment(name.to_owned()),
+                    format!("the environment variable {name} is {}set", if negated { "not " } else { "" }),
+                ));
             }
         }
         if matches!(last.as_str(), "bool" | "int" | "any" | "all") {
             if let Some(inner) = call.arguments.args.first() {
                 if let Value::Environment(name) = self.value(inner) {
-                    return Some((GuardKind::Environment(name.to_string()), format!("the environment variable {name} is {}set", if negated { "not " } else { "" })));
+                    return Some((
+                        GuardKind::Environment(name.to_string()),
+                        format!(
+                            "the environment variable {name} is {}set",
+                            if negated { "not " } else { "" }
+                        ),
+                    ));
                 }
             }
         }
         None
     }
 
-    fn comparison(&self, compare: &'a ast::ExprCompare, negated: bool, test: &'a Expr) -> Vec<(GuardKind, String)> {
+    fn comparison(
+        &self,
+        compare: &'a ast::ExprCompare,
+        negated: bool,
+        test: &'a Expr,
+    ) -> Vec<(GuardKind, String)> {
         let mut left = &*compare.left;
         let mut found = Vec::new();
         for (op, right) in compare.ops.iter().zip(&*compare.comparators) {
             let op = if negated { op.negate() } else { *op };
-            found.push(self.compared(left, op, right).unwrap_or_else(|| (GuardKind::Other, quoted(&self.words(test), negated))));
+            found.push(
+                self.compared(left, op, right)
+                    .unwrap_or_else(|| (GuardKind::Other, quoted(&self.words(test), negated))),
+            );
             left = right;
         }
         // Not (a < b < c) is an alternative, not two conditions.
@@ -199,19 +245,29 @@ impl<'a> Evaluator<'_, 'a> {
         match (&left_value, &right_value) {
             (Value::Measure(measure), Value::Int(number)) => Some(counted(measure, op, &[*number])),
             (Value::Int(number), Value::Measure(measure)) => Some(counted(measure, turned(op), &[*number])),
-            (Value::Measure(measure), Value::Display(Expr::Tuple(ast::ExprTuple { elts, .. }) | Expr::List(ast::ExprList { elts, .. })))
-                if op == CmpOp::In =>
-            {
-                let numbers: Vec<i64> = elts.iter().filter_map(|element| match self.value(element) {
-                    Value::Int(number) => Some(number),
-                    _ => None,
-                }).collect();
-                (numbers.len() == elts.len() && !numbers.is_empty()).then(|| counted(measure, CmpOp::Eq, &numbers))
+            (
+                Value::Measure(measure),
+                Value::Display(
+                    Expr::Tuple(ast::ExprTuple { elts, .. }) | Expr::List(ast::ExprList { elts, .. }),
+                ),
+            ) if op == CmpOp::In => {
+                let numbers: Vec<i64> = elts
+                    .iter()
+                    .filter_map(|element| match self.value(element) {
+                        Value::Int(number) => Some(number),
+                        _ => None,
+                    })
+                    .collect();
+                (numbers.len() == elts.len() && !numbers.is_empty())
+                    .then(|| counted(measure, CmpOp::Eq, &numbers))
             }
             (Value::Shape(of), Value::Display(Expr::Tuple(shape))) => {
                 let shape = self.words(&Expr::Tuple(shape.clone()));
                 let exact = matches!(op, CmpOp::Eq | CmpOp::Is);
-                Some((if exact { GuardKind::TokenCount } else { GuardKind::TokenRange }, format!("`{of}` has {}the shape {shape}", if exact { "" } else { "not " })))
+                Some((
+                    if exact { GuardKind::TokenCount } else { GuardKind::TokenRange },
+                    format!("`{of}` has {}the shape {shape}", if exact { "" } else { "not " }),
+                ))
             }
             (Value::Rank(rank), Value::Int(number)) | (Value::Int(number), Value::Rank(rank)) => {
                 let words = match op {
@@ -226,25 +282,50 @@ impl<'a> Evaluator<'_, 'a> {
                     Value::Text(text) => format!("\"{}\"", text.render()),
                     _ => self.words(right),
                 };
-                let is = if matches!(op, CmpOp::NotEq | CmpOp::IsNot | CmpOp::NotIn) { "is not" } else { "is" };
-                Some((GuardKind::Environment(name.to_string()), format!("the environment variable {name} {is} {value}")))
+                let is =
+                    if matches!(op, CmpOp::NotEq | CmpOp::IsNot | CmpOp::NotIn) { "is not" } else { "is" };
+                Some((
+                    GuardKind::Environment(name.to_string()),
+                    format!("the environment variable {name} {is} {value}"),
+                ))
             }
             (Value::Text(name), Value::Dotted(space)) if &**space == "os.environ" => {
                 let not = if op == CmpOp::In { "set" } else { "not set" };
-                Some((GuardKind::Environment(name.render()), format!("the environment variable {} is {not}", name.render())))
+                Some((
+                    GuardKind::Environment(name.render()),
+                    format!("the environment variable {} is {not}", name.render()),
+                ))
             }
             _ => self.compared_by_words(left, op, right, &right_value),
         }
     }
 
-    fn compared_by_words(&self, left: &'a Expr, op: CmpOp, right: &'a Expr, right_value: &Value<'a>) -> Option<(GuardKind, String)> {
+    fn compared_by_words(
+        &self,
+        left: &'a Expr,
+        op: CmpOp,
+        right: &'a Expr,
+        right_value: &Value<'a>,
+    ) -> Option<(GuardKind, String)> {
         let words = self.words(left);
         let last = words.rsplit('.').next().unwrap_or(&words);
         if words == "__name__" {
             return Some((GuardKind::Main, "the file is run as a program".to_owned()));
         }
         let spelled = format!("`{words} {} {}`", op.as_str(), self.words(right));
-        if ["layer_idx", "layer_id", "layer_index", "layer_number", "layer_num", "layer", "prefix", "layer_name"].contains(&last) {
+        if !matches!(op, CmpOp::In | CmpOp::NotIn)
+            && [
+                "layer_idx",
+                "layer_id",
+                "layer_index",
+                "layer_number",
+                "layer_num",
+                "layer",
+                "prefix",
+                "layer_name",
+            ]
+            .contains(&last)
+        {
             return Some(match (op, right_value) {
                 (CmpOp::Eq, Value::Int(number)) => (GuardKind::Layer, format!("in layer {number} only")),
                 (_, Value::Int(_)) => (GuardKind::Layer, format!("in layers with {spelled}")),
@@ -253,12 +334,21 @@ impl<'a> Evaluator<'_, 'a> {
         }
         if matches!(op, CmpOp::NotIn | CmpOp::In) {
             if let (Value::Namespace(_), Value::Text(name)) = (right_value, self.value(left)) {
-                let flag = Flag { place: FlagPlace::Process, words: format!("the variable `{}`", name.render()), name: name.render(), limit: None, every: None, key: None };
+                let flag = Flag {
+                    place: FlagPlace::Process,
+                    words: format!("the variable `{}`", name.render()),
+                    name: name.render(),
+                    limit: None,
+                    every: None,
+                    key: None,
+                };
                 return Some((GuardKind::Flag(flag), spelled));
             }
             if let (Expr::Attribute(space), Value::Text(name)) = (right, self.value(left)) {
                 if space.attr.as_str() == "__dict__" {
-                    return self.flag_named(&space.value, &name.render()).map(|flag| (GuardKind::Flag(flag), spelled));
+                    return self
+                        .flag_named(&space.value, &name.render())
+                        .map(|flag| (GuardKind::Flag(flag), spelled));
                 }
             }
             if op == CmpOp::NotIn {
@@ -272,7 +362,9 @@ impl<'a> Evaluator<'_, 'a> {
         // `self.count % 100 == 0`, `count < 3`, `_dumped is None`, `flag == False`.
         if let Expr::BinOp(operation) = left {
             if operation.op == Operator::Mod {
-                if let (Some(mut flag), Value::Int(every)) = (self.flag(&operation.left), self.value(&operation.right)) {
+                if let (Some(mut flag), Value::Int(every)) =
+                    (self.flag(&operation.left), self.value(&operation.right))
+                {
                     flag.every = Some(every);
                     return Some((GuardKind::Flag(flag), spelled));
                 }
@@ -296,7 +388,7 @@ impl<'a> Evaluator<'_, 'a> {
                 Some(binding) => match binding.value {
                     // A local that holds what was read from a flag.
                     Value::Test(inner) if !std::ptr::eq(inner, expression) => self.flag(inner),
-                    Value::Parameter(_) => None,
+                    Value::Parameter => None,
                     _ => Some(self.module_flag(name.id.as_str())),
                 },
                 None => Some(self.module_flag(name.id.as_str())),
@@ -317,8 +409,12 @@ impl<'a> Evaluator<'_, 'a> {
                     let Value::Text(name) = self.value(call.arguments.args.get(1)?) else { return None };
                     self.flag_named(call.arguments.args.first()?, &name.render())
                 }
-                (Value::Dotted(name), _) if &*name == "builtins.globals" => Some(self.module_flag("globals()")),
-                (Value::Dotted(name), _) if &*name == "builtins.len" => self.flag(call.arguments.args.first()?),
+                (Value::Dotted(name), _) if &*name == "builtins.globals" => {
+                    Some(self.module_flag("globals()"))
+                }
+                (Value::Dotted(name), _) if &*name == "builtins.len" => {
+                    self.flag(call.arguments.args.first()?)
+                }
                 (_, Expr::Attribute(function)) if function.attr.as_str() == "get" => {
                     let mut flag = self.flag(&function.value)?;
                     if let Some(Value::Text(key)) = call.arguments.args.first().map(|key| self.value(key)) {
@@ -341,8 +437,12 @@ impl<'a> Evaluator<'_, 'a> {
     fn flag_named(&self, of: &'a Expr, name: &str) -> Option<Flag> {
         let (place, words) = match self.value(of) {
             Value::Class(class) => (FlagPlace::Process, format!("the class attribute `{class}.{name}`")),
-            Value::Instance(class) => (FlagPlace::Object, format!("the attribute `{name}` of each `{class}` object")),
-            Value::Function(function) => (FlagPlace::Process, format!("the function attribute `{function}.{name}`")),
+            Value::Instance(class) => {
+                (FlagPlace::Object, format!("the attribute `{name}` of each `{class}` object"))
+            }
+            Value::Function(function) => {
+                (FlagPlace::Process, format!("the function attribute `{function}.{name}`"))
+            }
             Value::Dotted(module) => (FlagPlace::Process, format!("the mark `{name}` on `{module}`")),
             _ => (FlagPlace::Object, format!("`{}.{name}`", self.words(of))),
         };
@@ -369,7 +469,8 @@ pub(crate) fn counted(measure: &Measure, op: CmpOp, numbers: &[i64]) -> (GuardKi
     // Engines ask for none or one all the time (empty batches, single-token decode); nobody ships a special case for five.
     let exact = matches!(op, CmpOp::Eq | CmpOp::Is) && numbers.iter().all(|&number| number > 1);
     // The width of a head or the rank of a matrix is compared with constants in every kernel wrapper: only rows count.
-    let rows = matches!(measure.what, Measured::Dimension(0) | Measured::Named) || tokens_of(&measure.of).is_some() && measure.what == Measured::Length;
+    let rows = matches!(measure.what, Measured::Dimension(0) | Measured::Named)
+        || tokens_of(&measure.of).is_some() && measure.what == Measured::Length;
     let kind = if exact && rows { GuardKind::TokenCount } else { GuardKind::TokenRange };
     (kind, measured(measure, op, numbers))
 }
@@ -389,12 +490,23 @@ fn measured(measure: &Measure, op: CmpOp, numbers: &[i64]) -> String {
     let one = numbers == [1] && matches!(op, CmpOp::Eq | CmpOp::Is);
     match (measure.what, tokens_of(&measure.of)) {
         (Measured::Dimension(0) | Measured::Length | Measured::Named, Some((single, plural))) => {
-            format!("{amount} {} processed", if one { format!("{single} is") } else { format!("{plural} are") })
+            format!(
+                "{amount} {} processed",
+                if one { format!("{single} is") } else { format!("{plural} are") }
+            )
         }
-        (Measured::Dimension(0), None) => format!("`{}` has {amount} row{}", measure.of, if one { "" } else { "s" }),
-        (Measured::Dimension(dimension), _) => format!("dimension {dimension} of `{}` is {amount}", measure.of),
-        (Measured::Elements, _) => format!("`{}` has {amount} element{}", measure.of, if one { "" } else { "s" }),
-        (Measured::Length, None) => format!("`{}` has {amount} item{}", measure.of, if one { "" } else { "s" }),
+        (Measured::Dimension(0), None) => {
+            format!("`{}` has {amount} row{}", measure.of, if one { "" } else { "s" })
+        }
+        (Measured::Dimension(dimension), _) => {
+            format!("dimension {dimension} of `{}` is {amount}", measure.of)
+        }
+        (Measured::Elements, _) => {
+            format!("`{}` has {amount} element{}", measure.of, if one { "" } else { "s" })
+        }
+        (Measured::Length, None) => {
+            format!("`{}` has {amount} item{}", measure.of, if one { "" } else { "s" })
+        }
         (Measured::Named, None) => format!("`{}` is {amount}", measure.of),
     }
 }
@@ -405,14 +517,17 @@ fn tokens_of(of: &str) -> Option<(&'static str, &'static str)> {
     let last = last.split(['[', '(']).next().unwrap_or("").trim_start_matches('_');
     Some(match last {
         "q" | "query" | "queries" | "qs" => ("query token", "query tokens"),
-        _ if last.starts_with("q_") || last.starts_with("query_") || last.starts_with("ql_") => ("query token", "query tokens"),
+        _ if last.starts_with("q_") || last.starts_with("query_") || last.starts_with("ql_") => {
+            ("query token", "query tokens")
+        }
         "k" | "key" | "keys" => ("key token", "key tokens"),
         _ if last.starts_with("k_") || last.starts_with("kv_c") => ("key token", "key tokens"),
         "logits" => ("row of logits", "rows of logits"),
         "num_reqs" | "batch_size" | "bsz" => ("request", "requests"),
-        "x" | "h" | "hidden" | "hidden_states" | "residual" | "inputs_embeds" | "input_embeds" | "input_ids" | "positions" | "embeds" | "embeddings"
-        | "tokens" | "token_ids" | "ids" | "inp" | "inputs" | "out" | "output" | "attn_out" | "attn_output" | "router_logits" | "topk_ids" | "topk_weights"
-        | "seq_len" | "seqlen" => ("token", "tokens"),
+        "x" | "h" | "hidden" | "hidden_states" | "residual" | "inputs_embeds" | "input_embeds"
+        | "input_ids" | "positions" | "embeds" | "embeddings" | "tokens" | "token_ids" | "ids" | "inp"
+        | "inputs" | "out" | "output" | "attn_out" | "attn_output" | "router_logits" | "topk_ids"
+        | "topk_weights" | "seq_len" | "seqlen" => ("token", "tokens"),
         _ if last.contains("tokens") || last.starts_with("hidden_states") => ("token", "tokens"),
         _ => return None,
     })

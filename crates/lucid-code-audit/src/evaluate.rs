@@ -21,12 +21,37 @@ pub(crate) struct Evaluator<'s, 'a> {
     /// Whether a full name is one that the tables know: settles what a wildcard import gave.
     pub known: &'s dyn Fn(&str) -> bool,
     pub depth: &'s Cell<u32>,
+    /// Kept tests that are being followed: `z = z and z` would double with each.
+    pub followed: &'s Cell<u32>,
 }
 
 /// Functions of Python itself that matter here.
 const BUILTINS: &[&str] = &[
-    "open", "print", "getattr", "setattr", "delattr", "hasattr", "__import__", "globals", "locals", "vars", "exec", "eval", "breakpoint",
-    "input", "type", "len", "str", "staticmethod", "classmethod", "super", "__builtins__", "isinstance", "any", "bool", "int",
+    "open",
+    "print",
+    "getattr",
+    "setattr",
+    "delattr",
+    "hasattr",
+    "__import__",
+    "globals",
+    "locals",
+    "vars",
+    "exec",
+    "eval",
+    "breakpoint",
+    "input",
+    "type",
+    "len",
+    "str",
+    "staticmethod",
+    "classmethod",
+    "super",
+    "__builtins__",
+    "isinstance",
+    "any",
+    "bool",
+    "int",
 ];
 
 impl<'a> Evaluator<'_, 'a> {
@@ -71,7 +96,14 @@ impl<'a> Evaluator<'_, 'a> {
             Expr::BoolOp(operation) => {
                 // `save = save or torch.save` means the one that is known; a logical expression of tests stays a test.
                 let known = operation.values.iter().map(|value| self.value(value)).find(|value| {
-                    matches!(value, Value::Dotted(_) | Value::Text(_) | Value::Path(_) | Value::Partial(..) | Value::File { .. })
+                    matches!(
+                        value,
+                        Value::Dotted(_)
+                            | Value::Text(_)
+                            | Value::Path(_)
+                            | Value::Partial(..)
+                            | Value::File { .. }
+                    )
                 });
                 known.unwrap_or(Value::Test(expression))
             }
@@ -97,7 +129,7 @@ impl<'a> Evaluator<'_, 'a> {
     fn name(&self, name: &'a str) -> Value<'a> {
         if let Some(binding) = self.scopes.lookup(self.scope, name) {
             return match &binding.value {
-                Value::Unknown | Value::Parameter(_) => match by_name(name, name) {
+                Value::Unknown | Value::Parameter => match by_name(name, name) {
                     Value::Unknown => binding.value.clone(),
                     value => value,
                 },
@@ -121,7 +153,9 @@ impl<'a> Evaluator<'_, 'a> {
         match (base, name) {
             (Value::Dotted(module), "__dict__") => Value::Namespace(module.clone()),
             (Value::Dotted(module), "__file__" | "__path__") => Value::ModuleFile(module.clone()),
-            (Value::Dotted(module), _) if &**module == "builtins.__builtins__" => Value::Dotted(format!("builtins.{name}").into()),
+            (Value::Dotted(module), _) if &**module == "builtins.__builtins__" => {
+                Value::Dotted(format!("builtins.{name}").into())
+            }
             (Value::Dotted(module), _) => Value::Dotted(format!("{module}.{name}").into()),
             (Value::Instance(class), "__class__") => Value::Class(class.clone()),
             (Value::Instance(class) | Value::Class(class), _) => match self.scopes.attribute(class, name) {
@@ -133,7 +167,8 @@ impl<'a> Evaluator<'_, 'a> {
                 Value::Text(Rc::new(Template::text(path.known().rsplit('/').next().unwrap_or(""))))
             }
             (Value::Path(path), "parent") => {
-                let mut parent = Template::text(path.prefix().rsplit_once('/').map_or("", |(parent, _)| parent));
+                let mut parent =
+                    Template::text(path.prefix().rsplit_once('/').map_or("", |(parent, _)| parent));
                 parent.push_hole("parent");
                 Value::Path(Rc::new(parent))
             }
@@ -156,7 +191,9 @@ impl<'a> Evaluator<'_, 'a> {
                 ("sys.modules", Some("__main__")) => Value::Unknown,
                 ("sys.modules", Some(module)) => Value::Dotted(module.into()),
                 ("os.environ", Some(variable)) => Value::Environment(variable.into()),
-                ("builtins.__builtins__", Some(function)) => Value::Dotted(format!("builtins.{function}").into()),
+                ("builtins.__builtins__", Some(function)) => {
+                    Value::Dotted(format!("builtins.{function}").into())
+                }
                 _ => Value::Unknown,
             },
             (Value::Shape(of), Value::Int(dimension)) => {
@@ -171,9 +208,15 @@ impl<'a> Evaluator<'_, 'a> {
     /// `[torch.save][0]`, `{"s": torch.save}["s"]`.
     fn element(&self, display: &'a Expr, index: &Value<'a>) -> Value<'a> {
         match (display, index) {
-            (Expr::List(ast::ExprList { elts, .. }) | Expr::Tuple(ast::ExprTuple { elts, .. }), Value::Int(index)) => {
+            (
+                Expr::List(ast::ExprList { elts, .. }) | Expr::Tuple(ast::ExprTuple { elts, .. }),
+                Value::Int(index),
+            ) => {
                 let index = if *index < 0 { index + elts.len() as i64 } else { *index };
-                usize::try_from(index).ok().and_then(|index| elts.get(index)).map_or(Value::Unknown, |element| self.value(element))
+                usize::try_from(index)
+                    .ok()
+                    .and_then(|index| elts.get(index))
+                    .map_or(Value::Unknown, |element| self.value(element))
             }
             (Expr::Dict(dict), Value::Text(key)) => dict
                 .items
@@ -191,7 +234,9 @@ impl<'a> Evaluator<'_, 'a> {
     fn global(&self, name: &str) -> Value<'a> {
         match self.scopes.lookup(0, name) {
             Some(binding) => binding.value.clone(),
-            None if name == "__builtins__" || BUILTINS.contains(&name) => Value::Dotted(format!("builtins.{name}").into()),
+            None if name == "__builtins__" || BUILTINS.contains(&name) => {
+                Value::Dotted(format!("builtins.{name}").into())
+            }
             None => Value::Unknown,
         }
     }
@@ -208,7 +253,9 @@ impl<'a> Evaluator<'_, 'a> {
                     Expr::Tuple(tuple) => tuple.elts.iter().collect(),
                     other => vec![other],
                 };
-                Value::Text(Rc::new(text.fill(true, |turn, _| turns.get(turn).map_or_else(|| Template::hole("?"), |turn| self.words_of(turn)))))
+                Value::Text(Rc::new(text.fill(true, |turn, _| {
+                    turns.get(turn).map_or_else(|| Template::hole("?"), |turn| self.words_of(turn))
+                })))
             }
             (Operator::Div, Value::Path(path)) => {
                 let mut joined = (*path).clone();
@@ -221,8 +268,8 @@ impl<'a> Evaluator<'_, 'a> {
                 if !matches!(left, Value::Text(_)) && !matches!(right, Value::Text(_)) {
                     return Value::Unknown;
                 }
-                let mut sum = self.template(&operation.left);
-                sum.append(&self.template(&operation.right));
+                let mut sum = self.as_template(&left, &operation.left);
+                sum.append(&self.as_template(&right, &operation.right));
                 Value::Text(Rc::new(sum))
             }
             (Operator::Div, _) => match self.value(&operation.right) {
@@ -241,8 +288,13 @@ impl<'a> Evaluator<'_, 'a> {
 
     /// An expression as a string: known text, or a hole that is called as the source calls it.
     pub(crate) fn template(&self, expression: &'a Expr) -> Template {
-        match self.value(expression) {
-            Value::Text(text) | Value::Path(text) | Value::File { path: text, .. } => (*text).clone(),
+        self.as_template(&self.value(expression), expression)
+    }
+
+    /// The same, with the value at hand: whoever asks twice along a chain of sums or calls asks 2ⁿ times.
+    fn as_template(&self, value: &Value<'a>, expression: &Expr) -> Template {
+        match value {
+            Value::Text(text) | Value::Path(text) | Value::File { path: text, .. } => (**text).clone(),
             Value::Int(number) => Template::text(&number.to_string()),
             Value::Rank(_) => Template::hole("rank"),
             Value::Environment(name) => Template::hole(&format!("${name}")),
@@ -267,7 +319,9 @@ impl<'a> Evaluator<'_, 'a> {
                     for element in string.elements.iter() {
                         match element {
                             ast::InterpolatedStringElement::Literal(text) => template.push_text(&text.value),
-                            ast::InterpolatedStringElement::Interpolation(hole) => template.append(&self.template(&hole.expression)),
+                            ast::InterpolatedStringElement::Interpolation(hole) => {
+                                template.append(&self.template(&hole.expression))
+                            }
                         }
                     }
                 }
@@ -283,8 +337,15 @@ impl<'a> Evaluator<'_, 'a> {
             at = match at {
                 Expr::Attribute(attribute) => &attribute.value,
                 Expr::Subscript(subscript) => &subscript.value,
-                Expr::Call(call) => call.arguments.args.first().filter(|_| !matches!(&*call.func, Expr::Attribute(_))).unwrap_or(&call.func),
-                Expr::Name(name) => return self.scopes.lookup(self.scope, name.id.as_str()).map(|binding| binding.origin),
+                Expr::Call(call) => call
+                    .arguments
+                    .args
+                    .first()
+                    .filter(|_| !matches!(&*call.func, Expr::Attribute(_)))
+                    .unwrap_or(&call.func),
+                Expr::Name(name) => {
+                    return self.scopes.lookup(self.scope, name.id.as_str()).map(|binding| binding.origin);
+                }
                 _ => return None,
             };
         }
@@ -301,8 +362,25 @@ fn by_name<'a>(name: &str, of: &str) -> Value<'a> {
 
 /// A variable that is called a number of tokens or rows.
 fn named_measure<'a>(name: &str, of: &str) -> Value<'a> {
-    let counts = ["num_tokens", "n_tokens", "ntokens", "num_actual_tokens", "num_input_tokens", "num_query_tokens", "num_scheduled_tokens",
-        "num_prefill_tokens", "num_decode_tokens", "total_num_scheduled_tokens", "num_reqs", "batch_size", "bsz", "seq_len", "seqlen", "q_len", "query_len"];
+    let counts = [
+        "num_tokens",
+        "n_tokens",
+        "ntokens",
+        "num_actual_tokens",
+        "num_input_tokens",
+        "num_query_tokens",
+        "num_scheduled_tokens",
+        "num_prefill_tokens",
+        "num_decode_tokens",
+        "total_num_scheduled_tokens",
+        "num_reqs",
+        "batch_size",
+        "bsz",
+        "seq_len",
+        "seqlen",
+        "q_len",
+        "query_len",
+    ];
     if counts.contains(&name) {
         return Value::Measure(Rc::new(Measure { of: of.to_owned(), what: Measured::Named }));
     }

@@ -3,7 +3,6 @@
 use std::rc::Rc;
 
 use ruff_python_ast::{self as ast, Expr};
-use ruff_text_size::Ranged;
 
 use crate::evaluate::Evaluator;
 use crate::names::{Measure, Measured, Value};
@@ -13,7 +12,16 @@ impl<'a> Evaluator<'_, 'a> {
     /// The value of a call.
     pub(crate) fn call(&self, call: &'a ast::ExprCall) -> Value<'a> {
         let arguments = &call.arguments;
-        match self.value(&call.func) {
+        // What a method belongs to is read once, for the callee and for the method: twice would be 2ⁿ times along a chain.
+        let base = match &*call.func {
+            Expr::Attribute(function) => self.value(&function.value),
+            _ => Value::Unknown,
+        };
+        let callee = match &*call.func {
+            Expr::Attribute(function) => self.attribute(&base, function.attr.as_str(), &function.value),
+            function => self.value(function),
+        };
+        match callee {
             Value::Dotted(name) => self.call_of(&name, call),
             Value::Getter(attribute) => match arguments.args.first() {
                 Some(of) => match self.value(of) {
@@ -22,7 +30,7 @@ impl<'a> Evaluator<'_, 'a> {
                 },
                 None => Value::Unknown,
             },
-            _ => self.method(call),
+            _ => self.method(call, base),
         }
     }
 
@@ -41,7 +49,8 @@ impl<'a> Evaluator<'_, 'a> {
     fn call_of(&self, name: &str, call: &'a ast::ExprCall) -> Value<'a> {
         match name {
             "builtins.getattr" => {
-                let (Some(of), Some(attribute)) = (self.argument(call, 0), self.constant_argument(call, 1)) else {
+                let (Some(of), Some(attribute)) = (self.argument(call, 0), self.constant_argument(call, 1))
+                else {
                     return Value::Unknown;
                 };
                 match self.value(of) {
@@ -58,11 +67,15 @@ impl<'a> Evaluator<'_, 'a> {
                 Some(module) => Value::Dotted(module.into()),
                 None => Value::Unknown,
             },
-            "importlib.import_module" | "importlib.__import__" | "importlib.reload" => match self.argument(call, 0).map(|of| self.value(of)) {
-                Some(Value::Text(text)) => text.constant().map_or(Value::Unknown, |module| Value::Dotted(module.into())),
-                Some(module @ Value::Dotted(_)) => module,
-                _ => Value::Unknown,
-            },
+            "importlib.import_module" | "importlib.__import__" | "importlib.reload" => {
+                match self.argument(call, 0).map(|of| self.value(of)) {
+                    Some(Value::Text(text)) => {
+                        text.constant().map_or(Value::Unknown, |module| Value::Dotted(module.into()))
+                    }
+                    Some(module @ Value::Dotted(_)) => module,
+                    _ => Value::Unknown,
+                }
+            }
             "builtins.globals" | "builtins.locals" => Value::Namespace("".into()),
             "builtins.vars" => match self.argument(call, 0).map(|of| self.value(of)) {
                 Some(Value::Dotted(module)) => Value::Namespace(module),
@@ -73,18 +86,22 @@ impl<'a> Evaluator<'_, 'a> {
                 Some(Value::Instance(class)) => Value::Class(class),
                 _ => Value::Unknown,
             },
-            "builtins.staticmethod" | "builtins.classmethod" | "torch.no_grad" | "torch.compiler.disable" | "torch._dynamo.disable" => {
-                self.argument(call, 0).map_or(Value::Unknown, |of| self.value(of))
+            "builtins.staticmethod"
+            | "builtins.classmethod"
+            | "torch.no_grad"
+            | "torch.compiler.disable"
+            | "torch._dynamo.disable" => self.argument(call, 0).map_or(Value::Unknown, |of| self.value(of)),
+            "operator.attrgetter" => {
+                self.constant_argument(call, 0).map_or(Value::Unknown, |name| Value::Getter(name.into()))
             }
-            "operator.attrgetter" => self.constant_argument(call, 0).map_or(Value::Unknown, |name| Value::Getter(name.into())),
             "functools.partial" => match self.argument(call, 0).map(|of| self.value(of)) {
                 Some(Value::Dotted(function)) => Value::Partial(function, call),
                 _ => Value::Unknown,
             },
             "io.BytesIO" | "io.StringIO" => Value::Memory,
-            "os.environ.get" | "os.getenv" | "os.environ.setdefault" | "os.environ.__getitem__" => {
-                self.constant_argument(call, 0).map_or(Value::Environment("?".into()), |name| Value::Environment(name.into()))
-            }
+            "os.environ.get" | "os.getenv" | "os.environ.setdefault" | "os.environ.__getitem__" => self
+                .constant_argument(call, 0)
+                .map_or(Value::Environment("?".into()), |name| Value::Environment(name.into())),
             "os.path.join" => {
                 let mut joined = Template::default();
                 for (position, part) in call.arguments.args.iter().enumerate() {
@@ -99,16 +116,22 @@ impl<'a> Evaluator<'_, 'a> {
                 }
                 Value::Text(Rc::new(joined))
             }
-            "os.path.expanduser" | "os.path.abspath" | "os.path.realpath" | "os.path.normpath" | "os.fspath" | "builtins.str"
-            | "os.path.expandvars" | "os.path.dirname" => match self.argument(call, 0).map(|of| self.value(of)) {
-                Some(Value::Path(path)) => Value::Text(path),
-                Some(value @ (Value::Text(_) | Value::ModuleFile(_))) => value,
-                Some(Value::Int(number)) => Value::Text(Rc::new(Template::text(&number.to_string()))),
-                Some(Value::Rank(_)) => Value::Text(Rc::new(Template::hole("rank"))),
-                _ => Value::Unknown,
-            },
+            "os.path.expanduser" | "os.path.abspath" | "os.path.realpath" | "os.path.normpath"
+            | "os.fspath" | "builtins.str" | "os.path.expandvars" | "os.path.dirname" => {
+                match self.argument(call, 0).map(|of| self.value(of)) {
+                    Some(Value::Path(path)) => Value::Text(path),
+                    Some(value @ (Value::Text(_) | Value::ModuleFile(_))) => value,
+                    Some(Value::Int(number)) => Value::Text(Rc::new(Template::text(&number.to_string()))),
+                    Some(Value::Rank(_)) => Value::Text(Rc::new(Template::hole("rank"))),
+                    _ => Value::Unknown,
+                }
+            }
             "tempfile.gettempdir" => Value::Text(Rc::new(Template::text("/tmp"))),
-            "pathlib.Path" | "pathlib.PosixPath" | "pathlib.PurePath" | "pathlib.PurePosixPath" | "torch.utils._path" => {
+            "pathlib.Path"
+            | "pathlib.PosixPath"
+            | "pathlib.PurePath"
+            | "pathlib.PurePosixPath"
+            | "torch.utils._path" => {
                 let mut parts = call.arguments.args.iter();
                 let Some(first) = parts.next() else { return Value::Path(Rc::new(Template::text("."))) };
                 if let module @ Value::ModuleFile(_) = self.value(first) {
@@ -121,12 +144,18 @@ impl<'a> Evaluator<'_, 'a> {
                 }
                 Value::Path(Rc::new(path))
             }
-            "inspect.getsourcefile" | "inspect.getfile" => match self.argument(call, 0).map(|of| self.value(of)) {
-                Some(Value::Dotted(module)) => Value::ModuleFile(module),
-                _ => Value::Unknown,
-            },
-            "importlib.util.find_spec" => self.constant_argument(call, 0).map_or(Value::Unknown, |module| Value::ModuleFile(module.into())),
-            "builtins.open" | "io.open" | "codecs.open" | "gzip.open" | "bz2.open" | "lzma.open" => self.opened(call, 0, 1),
+            "inspect.getsourcefile" | "inspect.getfile" => {
+                match self.argument(call, 0).map(|of| self.value(of)) {
+                    Some(Value::Dotted(module)) => Value::ModuleFile(module),
+                    _ => Value::Unknown,
+                }
+            }
+            "importlib.util.find_spec" => self
+                .constant_argument(call, 0)
+                .map_or(Value::Unknown, |module| Value::ModuleFile(module.into())),
+            "builtins.open" | "io.open" | "codecs.open" | "gzip.open" | "bz2.open" | "lzma.open" => {
+                self.opened(call, 0, 1)
+            }
             "builtins.len" => match self.argument(call, 0) {
                 Some(of) => Value::Measure(Rc::new(Measure { of: self.words(of), what: Measured::Length })),
                 None => Value::Unknown,
@@ -135,20 +164,21 @@ impl<'a> Evaluator<'_, 'a> {
                 Some(of) => Value::Measure(Rc::new(Measure { of: self.words(of), what: Measured::Elements })),
                 None => Value::Unknown,
             },
-            "builtins.int" | "builtins.bool" => self.argument(call, 0).map_or(Value::Unknown, |of| self.value(of)),
+            "builtins.int" | "builtins.bool" => {
+                self.argument(call, 0).map_or(Value::Unknown, |of| self.value(of))
+            }
             _ => rank_of(name).map_or(Value::Unknown, Value::Rank),
         }
     }
 
     /// A method of something that no import explains.
-    fn method(&self, call: &'a ast::ExprCall) -> Value<'a> {
+    fn method(&self, call: &'a ast::ExprCall, base: Value<'a>) -> Value<'a> {
         let Expr::Attribute(function) = &*call.func else {
             return match &*call.func {
                 Expr::Name(name) => rank_of(name.id.as_str()).map_or(Value::Unknown, Value::Rank),
                 _ => Value::Unknown,
             };
         };
-        let base = self.value(&function.value);
         let name = function.attr.as_str();
         match (&base, name) {
             (Value::Dotted(module), "__getattribute__") => match self.constant_argument(call, 0) {
@@ -156,15 +186,24 @@ impl<'a> Evaluator<'_, 'a> {
                 None => Value::Unknown,
             },
             (Value::Namespace(module), "get" | "__getitem__") => match self.constant_argument(call, 0) {
-                Some(attribute) if !module.is_empty() => Value::Dotted(format!("{module}.{attribute}").into()),
-                Some(name) => self.scopes.lookup(0, &name).map_or(Value::Unknown, |binding| binding.value.clone()),
+                Some(attribute) if !module.is_empty() => {
+                    Value::Dotted(format!("{module}.{attribute}").into())
+                }
+                Some(name) => {
+                    self.scopes.lookup(0, &name).map_or(Value::Unknown, |binding| binding.value.clone())
+                }
                 None => Value::Unknown,
             },
             (Value::Text(text), "format") => {
                 let filled = text.fill(false, |turn, key| {
-                    let keyword = call.arguments.keywords.iter().find(|keyword| keyword.arg.as_ref().is_some_and(|arg| arg.as_str() == key));
+                    let keyword = call
+                        .arguments
+                        .keywords
+                        .iter()
+                        .find(|keyword| keyword.arg.as_ref().is_some_and(|arg| arg.as_str() == key));
                     let position = key.parse().unwrap_or(turn);
-                    match keyword.map(|keyword| &keyword.value).or_else(|| call.arguments.args.get(position)) {
+                    match keyword.map(|keyword| &keyword.value).or_else(|| call.arguments.args.get(position))
+                    {
                         Some(value) => self.template(value),
                         None => Template::hole(if key.is_empty() { "?" } else { key }),
                     }
@@ -184,10 +223,14 @@ impl<'a> Evaluator<'_, 'a> {
                 }
                 _ => Value::Unknown,
             },
-            (Value::Text(text), "replace") => match (text.constant(), self.constant_argument(call, 0), self.constant_argument(call, 1)) {
-                (Some(text), Some(from), Some(to)) if !from.is_empty() => Value::Text(Rc::new(Template::text(&text.replace(&from, &to)))),
-                _ => Value::Unknown,
-            },
+            (Value::Text(text), "replace") => {
+                match (text.constant(), self.constant_argument(call, 0), self.constant_argument(call, 1)) {
+                    (Some(text), Some(from), Some(to)) if !from.is_empty() => {
+                        Value::Text(Rc::new(Template::text(&text.replace(&from, &to))))
+                    }
+                    _ => Value::Unknown,
+                }
+            }
             (Value::Text(text), "lower" | "strip" | "upper") => match (text.constant(), name) {
                 (Some(text), "lower") => Value::Text(Rc::new(Template::text(&text.to_lowercase()))),
                 (Some(text), "upper") => Value::Text(Rc::new(Template::text(&text.to_uppercase()))),
@@ -208,7 +251,9 @@ impl<'a> Evaluator<'_, 'a> {
                     Some((stem, _)) => Template::text(stem),
                     None => (**path).clone(),
                 };
-                path.append(&call.arguments.args.first().map(|suffix| self.template(suffix)).unwrap_or_default());
+                path.append(
+                    &call.arguments.args.first().map(|suffix| self.template(suffix)).unwrap_or_default(),
+                );
                 Value::Path(Rc::new(path))
             }
             (Value::Path(path), "open") => match self.opened(call, usize::MAX, 0) {
@@ -216,12 +261,15 @@ impl<'a> Evaluator<'_, 'a> {
                 other => other,
             },
             (Value::ModuleFile(_), _) => base,
-            (Value::File { path, .. }, "read") if path.holes().any(|hole| hole.ends_with("__file__")) => base.clone(),
+            (Value::File { path, .. }, "read") if path.holes().any(|hole| hole.ends_with("__file__")) => {
+                base.clone()
+            }
             (_, "size") if call.arguments.args.is_empty() => Value::Shape(self.words(&function.value).into()),
             (_, "size") => match self.argument(call, 0).map(|of| self.value(of)) {
-                Some(Value::Int(dimension)) => {
-                    Value::Measure(Rc::new(Measure { of: self.words(&function.value), what: Measured::Dimension(dimension) }))
-                }
+                Some(Value::Int(dimension)) => Value::Measure(Rc::new(Measure {
+                    of: self.words(&function.value),
+                    what: Measured::Dimension(dimension),
+                })),
                 _ => Value::Unknown,
             },
             (_, "numel" | "nelement") => {
@@ -234,24 +282,25 @@ impl<'a> Evaluator<'_, 'a> {
     /// `open(path, mode)`: the file, and whether it is opened for writing.
     pub(crate) fn opened(&self, call: &'a ast::ExprCall, path: usize, mode: usize) -> Value<'a> {
         let keyword = |name: &str| {
-            call.arguments.keywords.iter().find(|keyword| keyword.arg.as_ref().is_some_and(|arg| arg.as_str() == name)).map(|keyword| &keyword.value)
+            call.arguments
+                .keywords
+                .iter()
+                .find(|keyword| keyword.arg.as_ref().is_some_and(|arg| arg.as_str() == name))
+                .map(|keyword| &keyword.value)
         };
-        let path_argument = self.argument(call, path).or_else(|| keyword("file")).or_else(|| keyword("filename"));
+        let path_argument =
+            self.argument(call, path).or_else(|| keyword("file")).or_else(|| keyword("filename"));
         let template = match path_argument.map(|path| self.value(path)) {
             Some(Value::ModuleFile(module)) => Template::hole(&format!("{module}.__file__")),
             _ => path_argument.map(|path| self.template(path)).unwrap_or_default(),
         };
-        let writes = match self.argument(call, mode).or_else(|| keyword("mode")).map(|mode| self.value(mode)) {
+        let writes = match self.argument(call, mode).or_else(|| keyword("mode")).map(|mode| self.value(mode))
+        {
             Some(Value::Text(mode)) => mode.known().contains(['w', 'a', 'x', '+']),
             // A mode that is computed: not said to write.
             _ => false,
         };
         Value::File { path: Rc::new(template), writes }
-    }
-
-    /// Where in the file an expression stands.
-    pub(crate) fn offset(expression: &Expr) -> u32 {
-        expression.range().start().to_u32()
     }
 }
 
@@ -259,10 +308,14 @@ impl<'a> Evaluator<'_, 'a> {
 pub(crate) fn rank_of(name: &str) -> Option<&'static str> {
     let last = name.rsplit('.').next().unwrap_or(name);
     match last {
-        "get_tensor_model_parallel_rank" | "get_tp_rank" | "tp_rank" | "attn_tp_rank" | "get_attention_tp_rank" | "get_tensor_model_parallel_rank_or_0" => {
-            Some("tensor-parallel rank")
-        }
-        "get_rank" | "rank" | "local_rank" | "get_local_rank" | "world_rank" | "rank_in_group" | "global_rank" => Some("rank"),
+        "get_tensor_model_parallel_rank"
+        | "get_tp_rank"
+        | "tp_rank"
+        | "attn_tp_rank"
+        | "get_attention_tp_rank"
+        | "get_tensor_model_parallel_rank_or_0" => Some("tensor-parallel rank"),
+        "get_rank" | "rank" | "local_rank" | "get_local_rank" | "world_rank" | "rank_in_group"
+        | "global_rank" => Some("rank"),
         "get_pp_rank" | "pp_rank" => Some("pipeline-parallel rank"),
         "get_dp_rank" | "dp_rank" => Some("data-parallel rank"),
         "get_ep_rank" | "ep_rank" => Some("expert-parallel rank"),

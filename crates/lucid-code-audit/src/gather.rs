@@ -29,7 +29,9 @@ const CHUNK: usize = 1_024;
 #[derive(Debug, thiserror::Error)]
 pub enum GatherError {
     /// None of the folders could be read.
-    #[error("no site-packages folder could be read among {0}: name one with --env, or the root that it lies in")]
+    #[error(
+        "no site-packages folder could be read among {0}: name one with --env, or the root that it lies in"
+    )]
     NoSitePackages(String),
     /// The system gave no threads.
     #[error("threads for parsing could not be started: {0}")]
@@ -52,7 +54,11 @@ struct Outcome {
 ///
 /// # Errors
 /// If none of the folders can be read, or no threads can be started; everything else becomes a note.
-pub fn gather(root: &Path, site_packages: &[PathBuf], progress: &mut dyn FnMut(Step)) -> Result<CodeEvidence, GatherError> {
+pub fn gather(
+    root: &Path,
+    site_packages: &[PathBuf],
+    progress: &mut dyn FnMut(Step),
+) -> Result<CodeEvidence, GatherError> {
     let started = Instant::now();
     let root = Root::new(root);
     let mut evidence = CodeEvidence::default();
@@ -69,10 +75,14 @@ pub fn gather(root: &Path, site_packages: &[PathBuf], progress: &mut dyn FnMut(S
         distributions(&root, &patient, &mut evidence.distributions);
     }
     if evidence.site_packages.is_empty() {
-        let names = site_packages.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
+        let names =
+            site_packages.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
         return Err(GatherError::NoSitePackages(names));
     }
-    let pool = rayon::ThreadPoolBuilder::new().stack_size(STACK).build().map_err(|error| GatherError::Threads(error.to_string()))?;
+    let pool = rayon::ThreadPoolBuilder::new()
+        .stack_size(STACK)
+        .build()
+        .map_err(|error| GatherError::Threads(error.to_string()))?;
     let of = found.len() as u64;
     evidence.files = of;
     let mut models = Vec::new();
@@ -80,7 +90,8 @@ pub fn gather(root: &Path, site_packages: &[PathBuf], progress: &mut dyn FnMut(S
     for (number, chunk) in found.chunks(CHUNK).enumerate() {
         let step = |done: u64| Step { done, of, unit: "files", text: "reading the code".to_owned() };
         progress(step((number * CHUNK) as u64));
-        let read: Vec<Outcome> = pool.install(|| chunk.par_iter().map(|(site, file)| read_guarded(*site, file)).collect());
+        let read: Vec<Outcome> =
+            pool.install(|| chunk.par_iter().map(|(site, file)| read_guarded(*site, file)).collect());
         for mut read in read {
             evidence.parsed += u64::from(read.parsed);
             evidence.bytes += read.bytes;
@@ -107,13 +118,20 @@ pub fn gather(root: &Path, site_packages: &[PathBuf], progress: &mut dyn FnMut(S
     }
     evidence.ordinary = ordinary;
     evidence.models = ModelMap::build(models);
-    evidence.facts.sort_by(|a, b| b.score.total_cmp(&a.score).then_with(|| (&a.file, a.line).cmp(&(&b.file, b.line))));
+    evidence
+        .facts
+        .sort_by(|a, b| b.score.total_cmp(&a.score).then_with(|| (&a.file, a.line).cmp(&(&b.file, b.line))));
     evidence.facts_left_out = evidence.facts.len().saturating_sub(FACTS) as u64;
     evidence.facts.truncate(FACTS);
     evidence.patches_left_out = evidence.patches.len().saturating_sub(PATCHES) as u64;
     evidence.patches.truncate(PATCHES);
     // Only what could be a leftover is looked for: a tool's cache folder is full of files that nobody forgot.
-    let globs: BTreeSet<String> = evidence.facts.iter().filter(|fact| fact.score >= crate::knowledge::MARKS.warning).filter_map(|fact| fact.glob.clone()).collect();
+    let globs: BTreeSet<String> = evidence
+        .facts
+        .iter()
+        .filter(|fact| fact.score >= crate::knowledge::MARKS.warning)
+        .filter_map(|fact| fact.glob.clone())
+        .collect();
     let globs: Vec<String> = globs.into_iter().collect();
     evidence.leftovers = leftovers::matching(&root, &globs, &mut evidence.notes);
     evidence.dumps = leftovers::dumps(&root, &mut evidence.notes);
@@ -146,12 +164,20 @@ fn read(site: usize, file: &Found) -> Outcome {
     let parsed = ruff_python_parser::parse_unchecked_source(text, PySourceType::Python);
     if let Some(error) = parsed.errors().first() {
         let (line, _) = crate::judge::line_of(text, ruff_text_size::Ranged::range(error).start().to_u32());
-        read.notes.add(&file.relative, format!("syntax error in line {line}: {}; read as far as it could be", error.error));
+        read.notes.add(
+            &file.relative,
+            format!("syntax error in line {line}: {}; read as far as it could be", error.error),
+        );
     }
     read.parsed = true;
     let body = &parsed.syntax().body;
     let module = module_name(&file.relative);
-    let mut scanner = Scanner::new(Subject { relative: &file.relative, module: &module, text, area: PATHS.area(&file.relative) });
+    let mut scanner = Scanner::new(Subject {
+        relative: &file.relative,
+        module: &module,
+        text,
+        area: PATHS.area(&file.relative),
+    });
     scanner.module(body);
     read.judged = judge(scanner);
     if is_model_file(&file.relative) {
@@ -167,7 +193,10 @@ fn distributions(root: &Root, site_packages: &Path, found: &mut BTreeMap<String,
     for entry in entries.flatten() {
         let folder = entry.file_name();
         let folder = folder.to_string_lossy();
-        let Some((name, version)) = folder.strip_suffix(".dist-info").and_then(|stem| stem.split_once('-')) else { continue };
+        let Some((name, version)) = folder.strip_suffix(".dist-info").and_then(|stem| stem.split_once('-'))
+        else {
+            continue;
+        };
         let start_of = |file: &str| {
             let path = root.resolve(&site_packages.join(&*folder).join(file)).ok()?;
             if !path.is_file() {

@@ -13,9 +13,12 @@ fn components_match(pattern: &[&str], path: &[&str]) -> bool {
     match (pattern.split_first(), path.split_first()) {
         (None, None) => true,
         (Some((&"**", rest)), _) => {
-            components_match(rest, path) || path.split_first().is_some_and(|(_, tail)| components_match(pattern, tail))
+            components_match(rest, path)
+                || path.split_first().is_some_and(|(_, tail)| components_match(pattern, tail))
         }
-        (Some((first, rest)), Some((head, tail))) => component_matches(first, head) && components_match(rest, tail),
+        (Some((first, rest)), Some((head, tail))) => {
+            component_matches(first, head) && components_match(rest, tail)
+        }
         _ => false,
     }
 }
@@ -53,7 +56,11 @@ mod tests {
         for (pattern, path, expected) in [
             ("vllm/models/**", "vllm/models/a/b.py", true),
             ("transformers/models/*/modeling_*.py", "transformers/models/llama/modeling_llama.py", true),
-            ("transformers/models/*/modeling_*.py", "transformers/models/llama/deep/modeling_llama.py", false),
+            (
+                "transformers/models/*/modeling_*.py",
+                "transformers/models/llama/deep/modeling_llama.py",
+                false,
+            ),
             ("**/tests/**", "a/b/tests/c.py", true),
             ("**/tests/**", "a/b/contests/c.py", false),
             ("nomla_debug_tp*.pt", "nomla_debug_tp0.pt", true),

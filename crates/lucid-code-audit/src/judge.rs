@@ -36,23 +36,30 @@ pub(crate) fn judge(scanner: Scanner<'_>) -> Judged {
     for site in &scanner.sites {
         sites.entry(site.callee).or_default().push(site);
     }
+    if scanner.deeds.is_empty() {
+        judged.patches = scanner.patches;
+        return judged;
+    }
+    let lines = Lines::new(scanner.subject.text);
     let mut last: Option<(usize, u32, u32)> = None;
     for deed in &scanner.deeds {
         let Some(timing) = timing(deed, &scanner, &sites, area) else { continue };
-        let (line, _) = line_of(scanner.subject.text, deed.offset);
+        let line = lines.of(deed.offset);
         // Without a condition of its own, what stands within four lines of the last deed belongs to it.
         let block = match (timing.block, last) {
-            (Some(offset), _) => line_of(scanner.subject.text, offset).0,
-            (None, Some((function, near, block))) if function == deed.function && line.abs_diff(near) <= 4 => block,
+            (Some(offset), _) => lines.of(offset),
+            (None, Some((function, near, block)))
+                if function == deed.function && line.abs_diff(near) <= 4 =>
+            {
+                block
+            }
             (None, _) => line,
         };
         last = Some((deed.function, line, block));
-        let fact = fact(deed, &scanner, timing, forward[deed.function], line, block);
         // A host copy of its own is ordinary; inside of a block that has other marks it is part of what the block does.
-        if fact.score < MARKS.keep {
-            *judged.ordinary.entry(deed.effect).or_default() += 1;
-        } else {
-            judged.facts.push(fact);
+        match fact(deed, &scanner, timing, forward[deed.function], line, block) {
+            Some(fact) => judged.facts.push(fact),
+            None => *judged.ordinary.entry(deed.effect).or_default() += 1,
         }
     }
     judged.patches = scanner.patches;
@@ -61,7 +68,8 @@ pub(crate) fn judge(scanner: Scanner<'_>) -> Judged {
 
 /// Functions that run at every step: those with a name that says so, and what they call in this file.
 fn reachable(functions: &[Function<'_>], area: &str) -> Vec<bool> {
-    let mut forward: Vec<bool> = functions.iter().map(|function| PATHS.steps(area) && PATHS.is_forward(function.name)).collect();
+    let mut forward: Vec<bool> =
+        functions.iter().map(|function| PATHS.steps(area) && PATHS.is_forward(function.name)).collect();
     let mut by_name: HashMap<&str, Vec<usize>> = HashMap::new();
     for (index, function) in functions.iter().enumerate() {
         by_name.entry(function.name).or_default().push(index);
@@ -69,7 +77,11 @@ fn reachable(functions: &[Function<'_>], area: &str) -> Vec<bool> {
     let mut todo: Vec<usize> = (0..functions.len()).filter(|&index| forward[index]).collect();
     while let Some(index) = todo.pop() {
         let called = functions[index].calls.iter().filter_map(|name| by_name.get(name)).flatten().copied();
-        let inside = functions.iter().enumerate().filter(|(_, inner)| inner.parent == Some(index)).map(|(inner, _)| inner);
+        let inside = functions
+            .iter()
+            .enumerate()
+            .filter(|(_, inner)| inner.parent == Some(index))
+            .map(|(inner, _)| inner);
         for next in called.chain(inside).collect::<Vec<_>>() {
             if next != 0 && !forward[next] && !PATHS.starts_up(functions[next].name) {
                 forward[next] = true;
@@ -85,9 +97,20 @@ fn is_set(function: &Function<'_>, name: &str, extent: (u32, u32)) -> bool {
 }
 
 /// Puts the guards of a deed (and of the only place that calls its function) in words. `None`: it never runs.
-fn timing(deed: &Deed, scanner: &Scanner<'_>, sites: &HashMap<&str, Vec<&CallSite<'_>>>, area: &str) -> Option<Timing> {
+fn timing(
+    deed: &Deed,
+    scanner: &Scanner<'_>,
+    sites: &HashMap<&str, Vec<&CallSite<'_>>>,
+    area: &str,
+) -> Option<Timing> {
     let function = &scanner.functions[deed.function];
-    let mut timing = Timing { when: Vec::new(), how_often: String::new(), marks: Vec::new(), block: None, names: Vec::new() };
+    let mut timing = Timing {
+        when: Vec::new(),
+        how_often: String::new(),
+        marks: Vec::new(),
+        block: None,
+        names: Vec::new(),
+    };
     let mut once: Option<String> = None;
     let own = deed.guards.iter().map(|guard| (guard, function));
     // A helper that is called from one place runs when that place does.
@@ -117,7 +140,6 @@ fn timing(deed: &Deed, scanner: &Scanner<'_>, sites: &HashMap<&str, Vec<&CallSit
                 let set = is_set(function, &flag.name, guard.extent);
                 let key = flag.key.as_ref().is_some_and(|key| is_set(function, key, guard.extent));
                 if !set && !key && flag.every.is_none() {
-                    strong = false;
                     add("setting");
                     timing.when.push(guard.words.clone());
                     continue;
@@ -126,7 +148,9 @@ fn timing(deed: &Deed, scanner: &Scanner<'_>, sites: &HashMap<&str, Vec<&CallSit
                 timing.names.push(flag.name.clone());
                 let ranks = match (flag.place, area) {
                     (FlagPlace::Process, _) => ", so once on each tensor-parallel rank",
-                    (FlagPlace::Object, "model" | "layer" | "attention" | "moe" | "quantization") => ", so once in each layer on each rank",
+                    (FlagPlace::Object, "model" | "layer" | "attention" | "moe" | "quantization") => {
+                        ", so once in each layer on each rank"
+                    }
                     (FlagPlace::Object, _) => "",
                 };
                 let per = if flag.place == FlagPlace::Process { "process" } else { "object" };
@@ -134,7 +158,9 @@ fn timing(deed: &Deed, scanner: &Scanner<'_>, sites: &HashMap<&str, Vec<&CallSit
                 once = Some(match (flag.every, &flag.key, flag.limit) {
                     (Some(every), ..) => format!("at every {every}th call: {words} counts"),
                     (_, Some(key), _) => format!("once for each `{key}` per {per}: {words} remembers"),
-                    (_, _, Some(limit)) if limit > 1 => format!("at most {limit} times per {per}: {words} counts"),
+                    (_, _, Some(limit)) if limit > 1 => {
+                        format!("at most {limit} times per {per}: {words} counts")
+                    }
                     _ => format!("once per {per}{ranks}: {words} is the flag"),
                 });
                 if timing.block.is_none() {
@@ -153,7 +179,10 @@ fn timing(deed: &Deed, scanner: &Scanner<'_>, sites: &HashMap<&str, Vec<&CallSit
             GuardKind::Layer => add("layer"),
             GuardKind::NotFinite => add("not-finite"),
             GuardKind::Rank => {}
-            GuardKind::Exception => add("exception"),
+            GuardKind::Exception => {
+                add("exception");
+                strong = false;
+            }
             GuardKind::Main => add("program"),
             GuardKind::Setting => {
                 add("setting");
@@ -175,7 +204,14 @@ fn timing(deed: &Deed, scanner: &Scanner<'_>, sites: &HashMap<&str, Vec<&CallSit
     Some(timing)
 }
 
-fn fact(deed: &Deed, scanner: &Scanner<'_>, timing: Timing, forward: bool, line: u32, block: u32) -> CodeFact {
+fn fact(
+    deed: &Deed,
+    scanner: &Scanner<'_>,
+    timing: Timing,
+    forward: bool,
+    line: u32,
+    block: u32,
+) -> Option<CodeFact> {
     let area = scanner.subject.area.unwrap_or("other");
     let function = &scanner.functions[deed.function];
     let mut marks: Vec<&str> = vec![deed.effect.name()];
@@ -192,7 +228,11 @@ fn fact(deed: &Deed, scanner: &Scanner<'_>, timing: Timing, forward: bool, line:
     mark("hidden-name", deed.hidden);
     if let Some(path) = &deed.path {
         let prefix = path.prefix();
-        let begins = |folders: &[String]| folders.iter().any(|folder| prefix == folder || folder.ends_with('/') && prefix.starts_with(folder.as_str()));
+        let begins = |folders: &[String]| {
+            folders.iter().any(|folder| {
+                prefix == folder || folder.ends_with('/') && prefix.starts_with(folder.as_str())
+            })
+        };
         let temporary = begins(&PATHS.words.temporary);
         let personal = begins(&PATHS.words.personal);
         mark("temporary-folder", temporary);
@@ -220,16 +260,26 @@ fn fact(deed: &Deed, scanner: &Scanner<'_>, timing: Timing, forward: bool, line:
     }
     mark("debug-name", names.iter().any(|name| has_word(name, &PATHS.words.debug)));
     let mut around = Some(deed.function);
-    let mut named = function.class.as_ref().is_some_and(|class| has_word(class, &PATHS.words.class_named_for_it));
+    let mut named =
+        function.class.as_ref().is_some_and(|class| has_word(class, &PATHS.words.class_named_for_it));
     while let Some(index) = around {
         named |= index != 0 && has_word(scanner.functions[index].name, &PATHS.words.named_for_it);
         around = scanner.functions[index].parent;
     }
     mark("named-for-it", named);
-    let from = deed.guards.iter().filter(|guard| guard.offset <= deed.offset && deed.offset - guard.offset < 600).map(|guard| guard.offset).min();
+    let score = MARKS.score(marks.iter().copied());
+    if score < MARKS.keep {
+        return None;
+    }
+    let from = deed
+        .guards
+        .iter()
+        .filter(|guard| guard.offset <= deed.offset && deed.offset - guard.offset < 600)
+        .map(|guard| guard.offset)
+        .min();
     let from = from.unwrap_or(deed.offset).min(deed.offset);
     let (_, text) = excerpt(scanner.subject.text, from, deed.offset, deed.offset);
-    CodeFact {
+    Some(CodeFact {
         effect: deed.effect,
         site: 0,
         file: scanner.subject.relative.to_owned(),
@@ -246,9 +296,22 @@ fn fact(deed: &Deed, scanner: &Scanner<'_>, timing: Timing, forward: bool, line:
         glob: deed.path.as_ref().filter(|path| path.prefix().starts_with('/')).map(|path| path.glob()),
         subject: deed.subject.clone(),
         forward,
-        score: MARKS.score(marks.iter().copied()),
+        score,
         marks: marks.into_iter().map(str::to_owned).collect(),
         excerpt: (line_of(scanner.subject.text, from).0, text),
+    })
+}
+
+/// Where lines begin. A generator of kernels prints ten thousand times: counting newlines anew for each would be quadratic.
+struct Lines(Vec<u32>);
+
+impl Lines {
+    fn new(text: &str) -> Lines {
+        Lines(text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at as u32).collect())
+    }
+
+    fn of(&self, offset: u32) -> u32 {
+        self.0.partition_point(|&newline| newline < offset) as u32 + 1
     }
 }
 
@@ -264,7 +327,8 @@ fn has_word(name: &str, words: &[String]) -> bool {
         lower = c.is_lowercase() || c.is_ascii_digit();
         spaced.extend(c.to_lowercase());
     }
-    let parts: Vec<&str> = spaced.split(|c: char| !c.is_alphanumeric()).filter(|part| !part.is_empty()).collect();
+    let parts: Vec<&str> =
+        spaced.split(|c: char| !c.is_alphanumeric()).filter(|part| !part.is_empty()).collect();
     words.iter().any(|word| match word.contains('_') {
         true => spaced.contains(word.as_str()),
         false => parts.iter().any(|part| part == word || word.len() >= 4 && part.starts_with(word.as_str())),

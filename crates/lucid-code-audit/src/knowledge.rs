@@ -155,7 +155,8 @@ impl Paths {
     /// The part of an engine that a file is; `None` outside of the engines' packages.
     pub(crate) fn area(&self, file: &str) -> Option<&str> {
         self.engine(file)?;
-        let area = self.area.iter().find(|area| area.paths.iter().any(|pattern| glob::matches(pattern, file)));
+        let area =
+            self.area.iter().find(|area| area.paths.iter().any(|pattern| glob::matches(pattern, file)));
         Some(area.map_or("other", |area| area.name.as_str()))
     }
 
@@ -196,9 +197,11 @@ pub(crate) static CALLS: LazyLock<Calls> = LazyLock::new(|| {
     Calls { rules, calls, methods }
 });
 
-pub(crate) static MARKS: LazyLock<Marks> = LazyLock::new(|| table(include_str!("../knowledge/marks.toml"), "marks.toml"));
+pub(crate) static MARKS: LazyLock<Marks> =
+    LazyLock::new(|| table(include_str!("../knowledge/marks.toml"), "marks.toml"));
 
-pub(crate) static PATHS: LazyLock<Paths> = LazyLock::new(|| table(include_str!("../knowledge/paths.toml"), "paths.toml"));
+pub(crate) static PATHS: LazyLock<Paths> =
+    LazyLock::new(|| table(include_str!("../knowledge/paths.toml"), "paths.toml"));
 
 #[cfg(test)]
 mod tests {
@@ -230,6 +233,10 @@ mod tests {
         ] {
             assert_eq!(PATHS.area(file), area, "{file}");
         }
-        assert!(PATHS.is_forward("forward") && PATHS.is_forward("forward_cuda") && !PATHS.is_forward("load_weights"));
+        assert!(
+            PATHS.is_forward("forward")
+                && PATHS.is_forward("forward_cuda")
+                && !PATHS.is_forward("load_weights")
+        );
     }
 }

@@ -87,7 +87,9 @@ pub(crate) fn matching(root: &Root, globs: &[String], notes: &mut Notes) -> Vec<
         let depth = fixed.len().min(components.len() - 1);
         let folder = components[..depth].join("/");
         // `/*` would count the whole machine, and says nothing.
-        if folder.is_empty() || components[depth..].iter().any(|component| component.chars().all(|c| c == '*' || c == '.')) {
+        if folder.is_empty()
+            || components[depth..].iter().any(|component| component.chars().all(|c| c == '*' || c == '.'))
+        {
             continue;
         }
         let mut files = FileGroup::default();
@@ -102,7 +104,14 @@ pub(crate) fn matching(root: &Root, globs: &[String], notes: &mut Notes) -> Vec<
     found
 }
 
-fn collect(root: &Root, folder: &str, rest: &[&str], now: SystemTime, files: &mut FileGroup, notes: &mut Notes) {
+fn collect(
+    root: &Root,
+    folder: &str,
+    rest: &[&str],
+    now: SystemTime,
+    files: &mut FileGroup,
+    notes: &mut Notes,
+) {
     let Some((pattern, behind)) = rest.split_first() else { return };
     let Ok(here) = root.resolve(Path::new(folder)) else { return };
     let Ok(entries) = std::fs::read_dir(here) else { return };
@@ -138,11 +147,15 @@ pub(crate) fn dumps(root: &Root, notes: &mut Notes) -> Vec<DumpFolder> {
         let Ok(entries) = std::fs::read_dir(here) else { continue };
         for (number, entry) in entries.flatten().enumerate() {
             if number >= ENTRIES {
-                notes.add(folder, format!("more than {ENTRIES} entries: dump files may be more than counted"));
+                notes
+                    .add(folder, format!("more than {ENTRIES} entries: dump files may be more than counted"));
                 break;
             }
             let name = entry.file_name();
-            let Some(extension) = Path::new(&name).extension().and_then(|extension| extension.to_str()) else { continue };
+            let Some(extension) = Path::new(&name).extension().and_then(|extension| extension.to_str())
+            else {
+                continue;
+            };
             if !EXTENSIONS.contains(&extension) {
                 continue;
             }
@@ -153,5 +166,8 @@ pub(crate) fn dumps(root: &Root, notes: &mut Notes) -> Vec<DumpFolder> {
             }
         }
     }
-    found.into_iter().map(|((folder, extension), files)| DumpFolder { folder: folder.to_owned(), extension, files }).collect()
+    found
+        .into_iter()
+        .map(|((folder, extension), files)| DumpFolder { folder: folder.to_owned(), extension, files })
+        .collect()
 }

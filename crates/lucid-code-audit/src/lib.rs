@@ -1,5 +1,6 @@
 //! Finds debugging code and monkey patches in installed Python packages, from their syntax trees.
 
+mod checks;
 mod conditions;
 mod evaluate;
 mod evaluate_call;
@@ -22,6 +23,7 @@ mod walk;
 
 pub mod active;
 
+pub use checks::{FINDINGS, debug_code, monkeypatch};
 pub use evidence::{CodeEvidence, CodeFact, Distribution, Effect, Notes, PatchFact, PatchKind};
 pub use gather::{GatherError, gather};
 pub use leftovers::{DumpFolder, FileGroup, Leftover};

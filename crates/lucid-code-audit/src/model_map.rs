@@ -84,7 +84,9 @@ impl<'a> Visitor<'a> for Reader<'_> {
         match statement {
             Stmt::ImportFrom(import) => {
                 let module = imported_module(&self.file.relative, self.module, import);
-                self.file.imports.push((module, import.names.iter().map(|alias| alias.name.to_string()).collect()));
+                self.file
+                    .imports
+                    .push((module, import.names.iter().map(|alias| alias.name.to_string()).collect()));
             }
             Stmt::Import(import) => {
                 for alias in &import.names {
@@ -116,7 +118,11 @@ impl<'a> Visitor<'a> for Reader<'_> {
         match expression {
             Expr::Dict(dict) => {
                 for item in &dict.items {
-                    let (Some(key), Expr::Tuple(ast::ExprTuple { elts, .. })) = (item.key.as_ref().and_then(text), &item.value) else { continue };
+                    let (Some(key), Expr::Tuple(ast::ExprTuple { elts, .. })) =
+                        (item.key.as_ref().and_then(text), &item.value)
+                    else {
+                        continue;
+                    };
                     if let [module, class] = elts.as_slice() {
                         if let (Some(module), Some(class)) = (text(module), text(class)) {
                             self.file.registered.push((key, module, class));
@@ -145,13 +151,19 @@ impl ModelMap {
         let known: BTreeSet<&str> = files.iter().map(|file| file.relative.as_str()).collect();
         let file_of = |module: &str| {
             let stem = module.replace('.', "/");
-            [format!("{stem}.py"), format!("{stem}/__init__.py")].into_iter().find(|path| known.contains(path.as_str()))
+            [format!("{stem}.py"), format!("{stem}/__init__.py")]
+                .into_iter()
+                .find(|path| known.contains(path.as_str()))
         };
         for file in &files {
             if file.relative == "vllm/model_executor/models/registry.py" {
                 for (architecture, module, class) in &file.registered {
                     // A short name is a module of the models' folder.
-                    let module = if module.contains('.') { module.clone() } else { format!("vllm.model_executor.models.{module}") };
+                    let module = if module.contains('.') {
+                        module.clone()
+                    } else {
+                        format!("vllm.model_executor.models.{module}")
+                    };
                     if let Some(path) = file_of(&module) {
                         let entry = Entry { file: path, class: class.clone() };
                         map.entries.entry("vllm".to_owned()).or_default().insert(architecture.clone(), entry);
@@ -185,7 +197,10 @@ impl ModelMap {
             uses.remove(&file.relative);
             // The registry names every model and runs none.
             if !uses.is_empty() && !file.relative.ends_with("/registry.py") {
-                let uses = uses.into_iter().map(|(file, names)| Use { file, names: names.into_iter().collect() }).collect();
+                let uses = uses
+                    .into_iter()
+                    .map(|(file, names)| Use { file, names: names.into_iter().collect() })
+                    .collect();
                 map.uses.insert(file.relative.clone(), uses);
             }
         }
@@ -196,7 +211,9 @@ impl ModelMap {
     #[must_use]
     pub fn files(&self, engine: &str, architecture: &str) -> BTreeMap<&str, BTreeSet<&str>> {
         let mut found: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-        let Some(entry) = self.entries.get(engine).and_then(|entries| entries.get(architecture)) else { return found };
+        let Some(entry) = self.entries.get(engine).and_then(|entries| entries.get(architecture)) else {
+            return found;
+        };
         found.insert(&entry.file, BTreeSet::new());
         let mut todo = vec![entry.file.as_str()];
         while let Some(file) = todo.pop() {
@@ -204,7 +221,11 @@ impl ModelMap {
                 let whole = used.names.is_empty() || used.names.iter().any(|name| name == "*");
                 match found.get_mut(used.file.as_str()) {
                     None => {
-                        let names = if whole { BTreeSet::new() } else { used.names.iter().map(String::as_str).collect() };
+                        let names = if whole {
+                            BTreeSet::new()
+                        } else {
+                            used.names.iter().map(String::as_str).collect()
+                        };
                         found.insert(&used.file, names);
                         todo.push(&used.file);
                     }

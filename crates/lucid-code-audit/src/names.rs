@@ -20,7 +20,10 @@ pub(crate) enum Value<'a> {
     /// A `pathlib` path.
     Path(Rc<Template>),
     /// An opened file.
-    File { path: Rc<Template>, writes: bool },
+    File {
+        path: Rc<Template>,
+        writes: bool,
+    },
     /// `io.BytesIO()` and its kin: what is written there stays in memory.
     Memory,
     Int(i64),
@@ -47,7 +50,7 @@ pub(crate) enum Value<'a> {
     /// `operator.attrgetter("save")`.
     Getter(Rc<str>),
     /// A function's parameter.
-    Parameter(&'a str),
+    Parameter,
     /// The file of a module: `vllm.__file__`.
     ModuleFile(Rc<str>),
 }
@@ -117,7 +120,8 @@ pub(crate) struct Scopes<'a> {
 
 impl<'a> Scopes<'a> {
     pub(crate) fn new() -> Scopes<'a> {
-        let module = Scope { kind: ScopeKind::Module, parent: None, names: HashMap::new(), globals: Vec::new() };
+        let module =
+            Scope { kind: ScopeKind::Module, parent: None, names: HashMap::new(), globals: Vec::new() };
         Scopes { all: vec![module], wildcards: Vec::new(), attributes: HashMap::new() }
     }
 

@@ -67,9 +67,8 @@ impl Root {
             if links > LINKS {
                 return Err(Unresolved::Loop(patient.to_path_buf()));
             }
-            let target = here
-                .read_link()
-                .map_err(|error| Unresolved::Io { path: patient.to_path_buf(), error })?;
+            let target =
+                here.read_link().map_err(|error| Unresolved::Io { path: patient.to_path_buf(), error })?;
             done.pop();
             if target.is_absolute() {
                 done.clear();

@@ -43,7 +43,7 @@ pub(crate) struct Deed {
     pub effect: Effect,
     pub offset: u32,
     pub function: usize,
-    pub guards: Vec<Guard>,
+    pub guards: Vec<Rc<Guard>>,
     pub call: String,
     pub spelled: String,
     pub origin: Option<Origin>,
@@ -61,8 +61,7 @@ pub(crate) struct Deed {
 pub(crate) struct CallSite<'a> {
     pub callee: &'a str,
     pub function: usize,
-    pub guards: Vec<Guard>,
-    pub offset: u32,
+    pub guards: Vec<Rc<Guard>>,
 }
 
 pub(crate) struct Scanner<'a> {
@@ -71,7 +70,7 @@ pub(crate) struct Scanner<'a> {
     pub scope: usize,
     pub functions: Vec<Function<'a>>,
     pub function: usize,
-    pub guards: Vec<Guard>,
+    pub guards: Vec<Rc<Guard>>,
     pub swallowing: u32,
     pub deeds: Vec<Deed>,
     pub sites: Vec<CallSite<'a>>,
@@ -81,6 +80,7 @@ pub(crate) struct Scanner<'a> {
     classes: Vec<Rc<str>>,
     deferred: VecDeque<Deferred<'a>>,
     depth: Cell<u32>,
+    followed: Cell<u32>,
 }
 
 struct Deferred<'a> {
@@ -88,16 +88,24 @@ struct Deferred<'a> {
     scope: usize,
     class: Option<Rc<str>>,
     parent: usize,
-    guards: Vec<Guard>,
+    guards: Vec<Rc<Guard>>,
 }
 
 fn known(name: &str) -> bool {
-    CALLS.call(name).is_some() || matches!(name.rsplit('.').next(), Some("open" | "Path" | "partial" | "import_module" | "environ"))
+    CALLS.call(name).is_some()
+        || matches!(name.rsplit('.').next(), Some("open" | "Path" | "partial" | "import_module" | "environ"))
 }
 
 impl<'a> Scanner<'a> {
     pub(crate) fn new(subject: Subject<'a>) -> Scanner<'a> {
-        let module = Function { name: "<module>", qualified: "<module>".to_owned(), class: None, parent: None, calls: HashSet::new(), sets: Vec::new() };
+        let module = Function {
+            name: "<module>",
+            qualified: "<module>".to_owned(),
+            class: None,
+            parent: None,
+            calls: HashSet::new(),
+            sets: Vec::new(),
+        };
         Scanner {
             subject,
             scopes: Scopes::new(),
@@ -113,6 +121,7 @@ impl<'a> Scanner<'a> {
             classes: Vec::new(),
             deferred: VecDeque::new(),
             depth: Cell::new(0),
+            followed: Cell::new(0),
         }
     }
 
@@ -126,7 +135,14 @@ impl<'a> Scanner<'a> {
     }
 
     pub(crate) fn evaluator(&self) -> Evaluator<'_, 'a> {
-        Evaluator { scopes: &self.scopes, scope: self.scope, text: self.subject.text, known: &known, depth: &self.depth }
+        Evaluator {
+            scopes: &self.scopes,
+            scope: self.scope,
+            text: self.subject.text,
+            known: &known,
+            depth: &self.depth,
+            followed: &self.followed,
+        }
     }
 
     pub(crate) fn value(&self, expression: &'a Expr) -> Value<'a> {
@@ -142,23 +158,36 @@ impl<'a> Scanner<'a> {
             (None, Some(outer)) => format!("{outer}.{name}"),
             (None, None) => name.to_owned(),
         };
-        self.functions.push(Function { name, qualified, class: class.clone(), parent: Some(parent), calls: HashSet::new(), sets: Vec::new() });
+        self.functions.push(Function {
+            name,
+            qualified,
+            class: class.clone(),
+            parent: Some(parent),
+            calls: HashSet::new(),
+            sets: Vec::new(),
+        });
         self.function = self.functions.len() - 1;
         let inner = self.scopes.open(ScopeKind::Function, scope);
         self.scope = inner;
         let decorated = |what: &str| {
-            definition.decorator_list.iter().any(|decorator| matches!(&decorator.expression, Expr::Name(name) if name.id.as_str() == what))
+            definition.decorator_list.iter().any(
+                |decorator| matches!(&decorator.expression, Expr::Name(name) if name.id.as_str() == what),
+            )
         };
         let is_method = class.is_some() && !decorated("staticmethod");
         for (position, parameter) in definition.parameters.iter_non_variadic_params().enumerate() {
             let name = parameter.parameter.name.as_str();
             let value = match (&class, position) {
                 (Some(class), 0) if is_method => {
-                    if decorated("classmethod") { Value::Class(class.clone()) } else { Value::Instance(class.clone()) }
+                    if decorated("classmethod") {
+                        Value::Class(class.clone())
+                    } else {
+                        Value::Instance(class.clone())
+                    }
                 }
                 _ => match parameter.default.as_deref().map(|default| self.value(default)) {
                     Some(value @ (Value::Dotted(_) | Value::Partial(..) | Value::Getter(_))) => value,
-                    _ => Value::Parameter(name),
+                    _ => Value::Parameter,
                 },
             };
             self.scopes.bind(inner, name, value, Origin::Other);
@@ -194,7 +223,9 @@ impl<'a> Scanner<'a> {
         let conditions = self.evaluator().conditions(test, negated);
         // A hundred conditions around one statement are generated code; the first ones say enough.
         if self.guards.len() < 100 {
-            self.guards.extend(conditions.into_iter().map(|(kind, words)| Guard { kind, words, extent, offset }));
+            self.guards.extend(
+                conditions.into_iter().map(|(kind, words)| Rc::new(Guard { kind, words, extent, offset })),
+            );
         }
     }
 
@@ -241,11 +272,11 @@ impl<'a> Scanner<'a> {
             if let (Value::Measure(measure), ast::Pattern::MatchValue(pattern)) = (&subject, &case.pattern) {
                 if let Value::Int(number) = self.value(&pattern.value) {
                     let (kind, words) = crate::conditions::counted(measure, ast::CmpOp::Eq, &[number]);
-                    self.guards.push(Guard { kind, words, extent, offset });
+                    self.guards.push(Rc::new(Guard { kind, words, extent, offset }));
                 }
             } else if !case.pattern.is_irrefutable() {
                 let words = format!("`{}` is a case of `match`", self.evaluator().words(&statement.subject));
-                self.guards.push(Guard { kind: GuardKind::Setting, words, extent, offset });
+                self.guards.push(Rc::new(Guard { kind: GuardKind::Setting, words, extent, offset }));
             }
             if let Some(guard) = &case.guard {
                 self.visit_expr(guard);
@@ -267,12 +298,20 @@ impl<'a> Scanner<'a> {
         for handler in &statement.handlers {
             let ast::ExceptHandler::ExceptHandler(handler) = handler;
             let before = self.guards.len();
-            let what = handler.type_.as_ref().map_or_else(|| "an error".to_owned(), |kind| self.evaluator().words(kind));
+            let what = handler
+                .type_
+                .as_ref()
+                .map_or_else(|| "an error".to_owned(), |kind| self.evaluator().words(kind));
             if let Some(name) = &handler.name {
                 self.scopes.bind(self.scope, name.as_str(), Value::Unknown, Origin::Other);
             }
-            let guard = Guard { kind: GuardKind::Exception, words: format!("{what} was raised"), extent: Self::extent(&handler.body), offset: handler.range.start().to_u32() };
-            self.guards.push(guard);
+            let guard = Guard {
+                kind: GuardKind::Exception,
+                words: format!("{what} was raised"),
+                extent: Self::extent(&handler.body),
+                offset: handler.range.start().to_u32(),
+            };
+            self.guards.push(Rc::new(guard));
             self.block(&handler.body);
             self.guards.truncate(before);
         }
@@ -293,7 +332,12 @@ impl<'a> Scanner<'a> {
                 }
             };
             let renamed = name != full.rsplit('.').next().unwrap_or(full) && alias.asname.is_some();
-            self.scopes.bind(self.scope, name, Value::Dotted(module.into()), Origin::Import { offset, renamed, local });
+            self.scopes.bind(
+                self.scope,
+                name,
+                Value::Dotted(module.into()),
+                Origin::Import { offset, renamed, local },
+            );
         }
     }
 
@@ -309,7 +353,12 @@ impl<'a> Scanner<'a> {
             let offset = alias.range.start().to_u32();
             let bound = alias.asname.as_ref().map_or(name, |bound| bound.as_str());
             let full = if module.is_empty() { name.to_owned() } else { format!("{module}.{name}") };
-            self.scopes.bind(self.scope, bound, Value::Dotted(full.into()), Origin::Import { offset, renamed: bound != name, local });
+            self.scopes.bind(
+                self.scope,
+                bound,
+                Value::Dotted(full.into()),
+                Origin::Import { offset, renamed: bound != name, local },
+            );
         }
     }
 
@@ -328,7 +377,10 @@ impl<'a> Scanner<'a> {
             }
             Expr::Tuple(ast::ExprTuple { elts, .. }) | Expr::List(ast::ExprList { elts, .. }) => {
                 let parts = match written {
-                    Some(Expr::Tuple(ast::ExprTuple { elts: parts, .. }) | Expr::List(ast::ExprList { elts: parts, .. })) if parts.len() == elts.len() => Some(parts),
+                    Some(
+                        Expr::Tuple(ast::ExprTuple { elts: parts, .. })
+                        | Expr::List(ast::ExprList { elts: parts, .. }),
+                    ) if parts.len() == elts.len() => Some(parts),
                     _ => None,
                 };
                 for (position, element) in elts.iter().enumerate() {
@@ -338,7 +390,8 @@ impl<'a> Scanner<'a> {
                             self.assign(element, value, Some(&parts[position]));
                         }
                         (None, Value::Shape(of)) => {
-                            let measure = Measure { of: of.to_string(), what: Measured::Dimension(position as i64) };
+                            let measure =
+                                Measure { of: of.to_string(), what: Measured::Dimension(position as i64) };
                             self.assign(element, Value::Measure(Rc::new(measure)), None);
                         }
                         _ => self.assign(element, Value::Unknown, None),
@@ -416,12 +469,27 @@ impl<'a> Scanner<'a> {
                 self.visit_expr(default);
             }
         }
-        let class = if self.scopes.kind(self.scope) == ScopeKind::Class { self.classes.last().cloned() } else { None };
+        let class = if self.scopes.kind(self.scope) == ScopeKind::Class {
+            self.classes.last().cloned()
+        } else {
+            None
+        };
         if class.is_none() {
-            self.scopes.bind(self.scope, definition.name.as_str(), Value::Function(definition.name.as_str().into()), Origin::Other);
+            self.scopes.bind(
+                self.scope,
+                definition.name.as_str(),
+                Value::Function(definition.name.as_str().into()),
+                Origin::Other,
+            );
         }
         let guards = self.guards.clone();
-        self.deferred.push_back(Deferred { definition, scope: self.scope, class, parent: self.function, guards });
+        self.deferred.push_back(Deferred {
+            definition,
+            scope: self.scope,
+            class,
+            parent: self.function,
+            guards,
+        });
     }
 }
 

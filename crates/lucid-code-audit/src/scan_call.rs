@@ -17,8 +17,11 @@ impl<'a> Scanner<'a> {
             self.functions[self.function].calls.insert(name);
             self.note_mutation(call, name);
             if self.subject.area.is_some() {
-                let offset = expression.range().start().to_u32();
-                self.sites.push(CallSite { callee: name, function: self.function, guards: self.guards.clone(), offset });
+                self.sites.push(CallSite {
+                    callee: name,
+                    function: self.function,
+                    guards: self.guards.clone(),
+                });
             }
         }
         let callee = self.value(&call.func);
@@ -27,7 +30,9 @@ impl<'a> Scanner<'a> {
             return;
         }
         let rule = match &callee {
-            Value::Dotted(name) | Value::Partial(name, _) => CALLS.call(name).map(|(rule, name)| (rule, name.to_owned())),
+            Value::Dotted(name) | Value::Partial(name, _) => {
+                CALLS.call(name).map(|(rule, name)| (rule, name.to_owned()))
+            }
             _ => None,
         };
         match (rule, &callee) {
@@ -38,7 +43,9 @@ impl<'a> Scanner<'a> {
                 };
                 self.ruled(rule, &name, call, held, expression);
             }
-            (None, Value::Dotted(name)) if matches!(&**name, "os.environ.get" | "os.getenv") => self.asked_environment(expression),
+            (None, Value::Dotted(name)) if matches!(&**name, "os.environ.get" | "os.getenv") => {
+                self.asked_environment(expression)
+            }
             (None, _) => self.method_called(call, &callee, expression),
         }
     }
@@ -46,7 +53,10 @@ impl<'a> Scanner<'a> {
     /// `seen.add(key)`, `setattr(cls, "_done", True)`, `globals().update(…)`: a flag may be set so.
     fn note_mutation(&mut self, call: &'a ast::ExprCall, name: &str) {
         match (name, &*call.func) {
-            ("add" | "append" | "update" | "setdefault" | "extend" | "insert" | "set", Expr::Attribute(function)) => {
+            (
+                "add" | "append" | "update" | "setdefault" | "extend" | "insert" | "set",
+                Expr::Attribute(function),
+            ) => {
                 if let Some(name) = last_name(&function.value) {
                     self.set(name.to_owned(), &call.func);
                 }
@@ -78,7 +88,14 @@ impl<'a> Scanner<'a> {
             if let (Value::Path(path), "open") = (&base, name) {
                 if let Value::File { writes: true, .. } = self.value(expression) {
                     let path = (**path).clone();
-                    self.deed(Effect::FileWrite, "pathlib.Path.open".to_owned(), call, Some(path), None, None);
+                    self.deed(
+                        Effect::FileWrite,
+                        "pathlib.Path.open".to_owned(),
+                        call,
+                        Some(path),
+                        None,
+                        None,
+                    );
                 }
                 return;
             }
@@ -86,7 +103,8 @@ impl<'a> Scanner<'a> {
             let to_host = name == "to" && self.moves_to_host(call);
             if let Some(rule) = CALLS.method(if to_host { "cpu" } else { name }) {
                 let is_value = !matches!(callee, Value::Dotted(_));
-                if rule.effect == Effect::HostSync && is_value && (to_host || call.arguments.args.is_empty()) {
+                if rule.effect == Effect::HostSync && is_value && (to_host || call.arguments.args.is_empty())
+                {
                     let subject = Some(self.evaluator().words(&function.value));
                     self.deed(Effect::HostSync, format!("Tensor.{name}"), call, None, subject, None);
                     return;
@@ -98,7 +116,9 @@ impl<'a> Scanner<'a> {
                             self.rewritten_source(module, call);
                             Some(Template::hole(&format!("{module}.__file__")))
                         }
-                        _ if name.starts_with("write_") => Some(Template::hole(&self.evaluator().words(&function.value))),
+                        _ if name.starts_with("write_") => {
+                            Some(Template::hole(&self.evaluator().words(&function.value)))
+                        }
                         _ => call.arguments.args.first().map(|path| self.evaluator().template(path)),
                     };
                     let subject = match name.starts_with("write_") {
@@ -112,7 +132,10 @@ impl<'a> Scanner<'a> {
             if let (Value::File { path, writes: true }, "write" | "writelines") = (&base, name) {
                 let path = (**path).clone();
                 if path.holes().any(|hole| hole.ends_with("__file__")) {
-                    self.rewritten_source(&path.render().trim_matches(['{', '}']).replace(".__file__", ""), call);
+                    self.rewritten_source(
+                        &path.render().trim_matches(['{', '}']).replace(".__file__", ""),
+                        call,
+                    );
                 }
                 return;
             }
@@ -121,13 +144,22 @@ impl<'a> Scanner<'a> {
     }
 
     fn moves_to_host(&self, call: &'a ast::ExprCall) -> bool {
-        let keyword = call.arguments.keywords.iter().find(|keyword| keyword.arg.as_ref().is_some_and(|arg| arg.as_str() == "device"));
+        let keyword = call
+            .arguments
+            .keywords
+            .iter()
+            .find(|keyword| keyword.arg.as_ref().is_some_and(|arg| arg.as_str() == "device"));
         let device = call.arguments.args.first().or(keyword.map(|keyword| &keyword.value));
         match device.map(|device| self.value(device)) {
             Some(Value::Text(device)) => device.constant() == Some("cpu"),
             _ => match device {
-                Some(Expr::Call(inner)) => match (self.value(&inner.func), inner.arguments.args.first().map(|device| self.value(device))) {
-                    (Value::Dotted(name), Some(Value::Text(device))) => name.ends_with("torch.device") && device.constant() == Some("cpu"),
+                Some(Expr::Call(inner)) => match (
+                    self.value(&inner.func),
+                    inner.arguments.args.first().map(|device| self.value(device)),
+                ) {
+                    (Value::Dotted(name), Some(Value::Text(device))) => {
+                        name.ends_with("torch.device") && device.constant() == Some("cpu")
+                    }
                     _ => false,
                 },
                 _ => false,
@@ -136,18 +168,33 @@ impl<'a> Scanner<'a> {
     }
 
     /// A call that a rule knows.
-    fn ruled(&mut self, rule: &'static CallRule, name: &str, call: &'a ast::ExprCall, held: Option<&'a ast::ExprCall>, expression: &'a Expr) {
+    fn ruled(
+        &mut self,
+        rule: &'static CallRule,
+        name: &str,
+        call: &'a ast::ExprCall,
+        held: Option<&'a ast::ExprCall>,
+        expression: &'a Expr,
+    ) {
         // `partial(torch.save, q)`: its arguments stand before those of the call.
-        let positional: Vec<&'a Expr> =
-            held.into_iter().flat_map(|held| held.arguments.args.iter().skip(1)).chain(call.arguments.args.iter()).collect();
-        let keywords = held.into_iter().flat_map(|held| held.arguments.keywords.iter()).chain(call.arguments.keywords.iter());
+        let positional: Vec<&'a Expr> = held
+            .into_iter()
+            .flat_map(|held| held.arguments.args.iter().skip(1))
+            .chain(call.arguments.args.iter())
+            .collect();
+        let keywords = held
+            .into_iter()
+            .flat_map(|held| held.arguments.keywords.iter())
+            .chain(call.arguments.keywords.iter());
         let mut path = rule.path.and_then(|position| positional.get(position).copied());
         let mut subject = rule.subject.and_then(|position| positional.get(position).copied());
         let mut mode = rule.mode.and_then(|position| positional.get(position).copied());
         for keyword in keywords {
             match keyword.arg.as_ref().map(|arg| arg.as_str()) {
                 Some("mode") => mode = Some(&keyword.value),
-                Some("obj" | "arr" | "tensors" | "cmd" | "args") if subject.is_none() => subject = Some(&keyword.value),
+                Some("obj" | "arr" | "tensors" | "cmd" | "args") if subject.is_none() => {
+                    subject = Some(&keyword.value)
+                }
                 Some(arg) if rule.keywords.iter().any(|known| known == arg) => path = Some(&keyword.value),
                 _ => {}
             }
@@ -171,7 +218,9 @@ impl<'a> Scanner<'a> {
         if matches!(target, Value::Memory) {
             return;
         }
-        if rule.needs_file && !matches!(target, Value::File { writes: true, .. } | Value::Text(_) | Value::Path(_)) {
+        if rule.needs_file
+            && !matches!(target, Value::File { writes: true, .. } | Value::Text(_) | Value::Path(_))
+        {
             return;
         }
         if let Value::ModuleFile(module) = &target {
@@ -184,12 +233,57 @@ impl<'a> Scanner<'a> {
         if rule.only_hard_coded && template.prefix().is_empty() {
             return;
         }
-        self.deed(Effect::FileWrite, name.to_owned(), call, Some(template), subject, Some((path, expression)));
+        self.deed(
+            Effect::FileWrite,
+            name.to_owned(),
+            call,
+            Some(template),
+            subject,
+            Some((path, expression)),
+        );
     }
 
     /// A function that is not known gets a path under a folder for temporary files.
     fn hard_coded_path(&mut self, call: &'a ast::ExprCall) {
-        let arguments = call.arguments.args.iter().chain(call.arguments.keywords.iter().map(|keyword| &keyword.value));
+        // Who removes, looks or tells does not write.
+        let harmless = [
+            "unlink",
+            "remove",
+            "exists",
+            "isfile",
+            "isdir",
+            "is_dir",
+            "is_file",
+            "join",
+            "startswith",
+            "makedirs",
+            "mkdir",
+            "rmtree",
+            "listdir",
+            "glob",
+            "Path",
+            "debug",
+            "info",
+            "warning",
+            "warning_once",
+            "info_once",
+            "error",
+            "exception",
+            "append",
+            "format",
+            "get",
+            "getenv",
+            "Field",
+            "add_argument",
+            "print",
+            "stat",
+            "chmod",
+        ];
+        if last_name(&call.func).is_none_or(|name| harmless.contains(&name)) {
+            return;
+        }
+        let arguments =
+            call.arguments.args.iter().chain(call.arguments.keywords.iter().map(|keyword| &keyword.value));
         for argument in arguments {
             // Only what could be a string is looked at: most arguments are names of tensors.
             let template = match self.value(argument) {
@@ -197,7 +291,9 @@ impl<'a> Scanner<'a> {
                 _ => continue,
             };
             let prefix = template.prefix();
-            if PATHS.words.temporary.iter().any(|folder| folder.ends_with('/') && prefix.len() > folder.len() && prefix.starts_with(folder.as_str())) {
+            if PATHS.words.temporary.iter().any(|folder| {
+                folder.ends_with('/') && prefix.len() > folder.len() && prefix.starts_with(folder.as_str())
+            }) {
                 let name = one_line(&self.evaluator().words(&call.func), 60);
                 self.deed(Effect::HardCodedPath, name, call, Some((*template).clone()), None, None);
                 return;
@@ -213,9 +309,16 @@ impl<'a> Scanner<'a> {
         let name = match self.value(expression) {
             Value::Environment(name) => name.to_string(),
             _ => match expression {
-                Expr::Compare(compare) if compare.ops.iter().any(|op| matches!(op, ast::CmpOp::In | ast::CmpOp::NotIn)) => {
-                    match (self.value(&compare.left), compare.comparators.first().map(|space| self.value(space))) {
-                        (Value::Text(name), Some(Value::Dotted(space))) if &*space == "os.environ" => name.render(),
+                Expr::Compare(compare)
+                    if compare.ops.iter().any(|op| matches!(op, ast::CmpOp::In | ast::CmpOp::NotIn)) =>
+                {
+                    match (
+                        self.value(&compare.left),
+                        compare.comparators.first().map(|space| self.value(space)),
+                    ) {
+                        (Value::Text(name), Some(Value::Dotted(space))) if &*space == "os.environ" => {
+                            name.render()
+                        }
                         _ => return,
                     }
                 }
@@ -223,7 +326,14 @@ impl<'a> Scanner<'a> {
             },
         };
         let spelled = self.evaluator().words(expression);
-        self.push_deed(Effect::EnvironmentBranch, "os.environ".to_owned(), spelled, expression.range().start().to_u32(), None, Some(name));
+        self.push_deed(
+            Effect::EnvironmentBranch,
+            "os.environ".to_owned(),
+            spelled,
+            expression.range().start().to_u32(),
+            None,
+            Some(name),
+        );
     }
 
     fn deed(
@@ -237,11 +347,16 @@ impl<'a> Scanner<'a> {
     ) {
         let spelled = self.evaluator().words(&call.func);
         let origin = self.evaluator().root_origin(&call.func);
-        let hidden = match &*call.func {
-            Expr::Attribute(_) => name.rsplit('.').next() != spelled.rsplit('.').next() && !spelled.contains(name.rsplit('.').next().unwrap_or("")),
-            Expr::Call(_) | Expr::Subscript(_) => true,
-            _ => false,
-        };
+        let named = CALLS.call(&name).is_some();
+        let hidden = named
+            && match &*call.func {
+                Expr::Attribute(_) => {
+                    name.rsplit('.').next() != spelled.rsplit('.').next()
+                        && !spelled.contains(name.rsplit('.').next().unwrap_or(""))
+                }
+                Expr::Call(_) | Expr::Subscript(_) => true,
+                _ => false,
+            };
         self.push_deed(effect, name, spelled, call.range().start().to_u32(), path, subject);
         if let Some(deed) = self.deeds.last_mut() {
             deed.origin = origin;
@@ -256,7 +371,15 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    fn push_deed(&mut self, effect: Effect, call: String, spelled: String, offset: u32, path: Option<Template>, subject: Option<String>) {
+    fn push_deed(
+        &mut self,
+        effect: Effect,
+        call: String,
+        spelled: String,
+        offset: u32,
+        path: Option<Template>,
+        subject: Option<String>,
+    ) {
         let path_given = path.as_ref().is_some_and(|path| path.prefix().is_empty());
         self.deeds.push(Deed {
             effect,

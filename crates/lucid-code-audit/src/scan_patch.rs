@@ -18,7 +18,12 @@ impl<'a> Scanner<'a> {
     }
 
     /// `module.name = value`.
-    pub(crate) fn patched_attribute(&mut self, attribute: &'a ast::ExprAttribute, value: &Value<'a>, written: Option<&'a Expr>) {
+    pub(crate) fn patched_attribute(
+        &mut self,
+        attribute: &'a ast::ExprAttribute,
+        value: &Value<'a>,
+        written: Option<&'a Expr>,
+    ) {
         let Some(written) = written else { return };
         let base = self.value(&attribute.value);
         let name = attribute.attr.as_str();
@@ -34,10 +39,22 @@ impl<'a> Scanner<'a> {
                 // `torch.backends.cudnn.benchmark = True` sets what is meant to be set; `sys.stdout = …` is nobody's code.
                 let setting = matches!(
                     written,
-                    Expr::BooleanLiteral(_) | Expr::NumberLiteral(_) | Expr::StringLiteral(_) | Expr::NoneLiteral(_) | Expr::FString(_)
+                    Expr::BooleanLiteral(_)
+                        | Expr::NumberLiteral(_)
+                        | Expr::StringLiteral(_)
+                        | Expr::NoneLiteral(_)
+                        | Expr::FString(_)
                 ) || matches!(value, Value::Int(_) | Value::Text(_) | Value::Environment(_));
+                // `torch._inductor.config.x = y`, `torch.backends.cuda.matmul.y = z`: set, not replaced.
+                let setting = setting
+                    || module
+                        .split('.')
+                        .any(|part| matches!(part, "config" | "backends" | "_TLS" | "environ"));
                 let module = module.to_string();
-                if !self.own(&module) && !setting && !matches!(module.as_str(), "sys" | "builtins.__builtins__") {
+                if !self.own(&module)
+                    && !setting
+                    && !matches!(module.as_str(), "sys" | "builtins.__builtins__")
+                {
                     self.patch(PatchKind::Attribute, format!("{module}.{name}"), at, Some(written));
                 }
             }
@@ -85,33 +102,48 @@ impl<'a> Scanner<'a> {
                     let attribute = self.evaluator().template(attribute).render();
                     match self.value(of) {
                         Value::Dotted(module) if !self.own(&module) => {
-                            self.patch(PatchKind::Attribute, format!("{module}.{attribute}"), at, arguments.get(2));
+                            self.patch(
+                                PatchKind::Attribute,
+                                format!("{module}.{attribute}"),
+                                at,
+                                arguments.get(2),
+                            );
                         }
                         _ => {}
                     }
                 }
-                "sys.meta_path.insert" | "sys.meta_path.append" | "sys.path_hooks.insert" | "sys.path_hooks.append" => {
+                "sys.meta_path.insert"
+                | "sys.meta_path.append"
+                | "sys.path_hooks.insert"
+                | "sys.path_hooks.append" => {
                     let target = name.rsplit_once('.').map_or("", |(list, _)| list).to_owned();
                     self.patch(PatchKind::ImportHook, target, at, arguments.last());
                 }
                 "sys.modules.update" | "sys.modules.setdefault" | "sys.modules.__setitem__" => {
-                    let key = arguments.first().map_or_else(String::new, |key| self.evaluator().template(key).render());
+                    let key = arguments
+                        .first()
+                        .map_or_else(String::new, |key| self.evaluator().template(key).render());
                     if !self.own(&key) && key != "{__name__}" {
                         self.patch(PatchKind::Module, key, at, arguments.get(1));
                     }
                 }
                 "wrapt.wrap_function_wrapper" | "wrapt.patch_function_wrapper" | "wrapt.wrap_object" => {
-                    let module = arguments.first().map_or_else(String::new, |module| match self.value(module) {
-                        Value::Dotted(module) => module.to_string(),
-                        _ => self.evaluator().template(module).render(),
-                    });
-                    let name = arguments.get(1).map_or_else(String::new, |name| self.evaluator().template(name).render());
+                    let module =
+                        arguments.first().map_or_else(String::new, |module| match self.value(module) {
+                            Value::Dotted(module) => module.to_string(),
+                            _ => self.evaluator().template(module).render(),
+                        });
+                    let name = arguments
+                        .get(1)
+                        .map_or_else(String::new, |name| self.evaluator().template(name).render());
                     if !self.own(&module) {
                         self.patch(PatchKind::Attribute, format!("{module}.{name}"), at, arguments.get(2));
                     }
                 }
                 name if name.ends_with("ModelRegistry.register_model") && !self.own(name) => {
-                    let model = arguments.first().map_or_else(String::new, |model| self.evaluator().template(model).render());
+                    let model = arguments
+                        .first()
+                        .map_or_else(String::new, |model| self.evaluator().template(model).render());
                     self.patch(PatchKind::Registration, model, at, arguments.get(1));
                 }
                 _ => {}
@@ -133,20 +165,33 @@ impl<'a> Scanner<'a> {
     /// A module's own source file is written over.
     pub(crate) fn rewritten_source(&mut self, module: &str, call: &'a ast::ExprCall) {
         if !self.own(module) {
-            self.patch(PatchKind::SourceRewrite, module.to_owned(), call.range().start().to_u32(), call.arguments.args.first());
+            self.patch(
+                PatchKind::SourceRewrite,
+                module.to_owned(),
+                call.range().start().to_u32(),
+                call.arguments.args.first(),
+            );
         }
     }
 
     fn patch(&mut self, kind: PatchKind, target: String, at: u32, with: Option<&'a Expr>) {
-        if self.patches.len() >= MOST || self.guards.iter().any(|guard| guard.kind == GuardKind::Never || guard.kind == GuardKind::Main) {
+        if self.patches.len() >= MOST
+            || self.guards.iter().any(|guard| guard.kind == GuardKind::Never || guard.kind == GuardKind::Main)
+        {
             return;
         }
         let words = with.map_or_else(String::new, |with| self.evaluator().words(with));
         let (parent, attribute) = target.rsplit_once('.').unwrap_or(("", target.as_str()));
         // `if not hasattr(torch, "float8_e8m0fnu"): torch.float8_e8m0fnu = …`, `except ImportError:`.
         let adds_absent = self.guards.iter().any(|guard| match &guard.kind {
-            GuardKind::Flag(flag) => flag.name == attribute && guard.words.contains("hasattr") && guard.words.contains("not hold"),
-            GuardKind::Exception => guard.words.contains("ImportError") || guard.words.contains("AttributeError") || guard.words.contains("ModuleNotFoundError"),
+            GuardKind::Flag(flag) => {
+                flag.name == attribute && guard.words.contains("hasattr") && guard.words.contains("not hold")
+            }
+            GuardKind::Exception => {
+                guard.words.contains("ImportError")
+                    || guard.words.contains("AttributeError")
+                    || guard.words.contains("ModuleNotFoundError")
+            }
             _ => false,
         });
         let kept = self.kept.contains_key(target.as_str());

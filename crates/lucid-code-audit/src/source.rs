@@ -68,9 +68,10 @@ pub(crate) fn decode(mut bytes: Vec<u8>) -> Result<Source, Unreadable> {
     };
     match declared_encoding(&bytes) {
         // Windows' code page differs from latin-1 in 27 punctuation marks, which no name of a call holds.
-        Some("latin-1" | "latin1" | "iso-8859-1" | "iso8859-1" | "iso-8859-15" | "l1" | "cp1252" | "windows-1252") => {
-            Ok(Source { text: bytes.iter().map(|&byte| char::from(byte)).collect(), note: None })
-        }
+        Some(
+            "latin-1" | "latin1" | "iso-8859-1" | "iso8859-1" | "iso-8859-15" | "l1" | "cp1252"
+            | "windows-1252",
+        ) => Ok(Source { text: bytes.iter().map(|&byte| char::from(byte)).collect(), note: None }),
         Some(other) => {
             let note = format!("declares the encoding {other}; bytes beyond ASCII were read as marks");
             Ok(Source { text: String::from_utf8_lossy(&bytes).into_owned(), note: Some(note) })
@@ -152,7 +153,8 @@ pub(crate) fn check_nesting(text: &[u8]) -> Result<(), Unreadable> {
             // `not not not …`, `x if a else y if b else …`, `await await …`: words end at spaces.
             b' ' if at > 0 && text[at - 1].is_ascii_lowercase() => {
                 let word = &text[..at];
-                if [&b"not"[..], b"else", b"await", b"yield", b"lambda"].iter().any(|end| word.ends_with(end)) {
+                if [&b"not"[..], b"else", b"await", b"yield", b"lambda"].iter().any(|end| word.ends_with(end))
+                {
                     if let Some(last) = runs.last_mut() {
                         *last += 1;
                         total += 1;
@@ -209,7 +211,8 @@ mod tests {
         assert_eq!(decode(b"\xef\xbb\xbfx = 1".to_vec()).unwrap().text, "x = 1");
         let latin = decode(b"# -*- coding: latin-1 -*-\nname = '\xe9'".to_vec()).unwrap();
         assert!(latin.text.ends_with("'\u{e9}'") && latin.note.is_none());
-        let second_line = decode(b"#!/usr/bin/python\n# vim: set fileencoding=iso-8859-1 :\n'\xe9'".to_vec()).unwrap();
+        let second_line =
+            decode(b"#!/usr/bin/python\n# vim: set fileencoding=iso-8859-1 :\n'\xe9'".to_vec()).unwrap();
         assert!(second_line.text.ends_with("'\u{e9}'"));
         assert!(decode(b"# coding: koi8-r\n'\xe9'".to_vec()).unwrap().note.unwrap().contains("koi8-r"));
         assert!(decode(b"'\xe9'".to_vec()).unwrap().note.unwrap().contains("UTF-8"));
@@ -226,7 +229,10 @@ mod tests {
         assert!(check_nesting(format!("'''\n{}\n'''\n", "[\\'".repeat(5000)).as_bytes()).is_ok());
         assert!(matches!(check_nesting("1+".repeat(50_000).as_bytes()), Err(Unreadable::TooLong(1))));
         assert!(matches!(check_nesting("not ".repeat(50_000).as_bytes()), Err(Unreadable::TooLong(1))));
-        assert!(matches!(check_nesting(format!("x{}", ".f(1, 2)".repeat(50_000)).as_bytes()), Err(Unreadable::TooLong(1))));
+        assert!(matches!(
+            check_nesting(format!("x{}", ".f(1, 2)".repeat(50_000)).as_bytes()),
+            Err(Unreadable::TooLong(1))
+        ));
         // A long table is no deep expression.
         assert!(check_nesting(format!("x = [{}]", "-1.5, ".repeat(100_000)).as_bytes()).is_ok());
         assert!(check_nesting("x = a + b\n".repeat(100_000).as_bytes()).is_ok());

@@ -57,9 +57,12 @@ impl Template {
     }
 
     fn len(&self) -> usize {
-        self.pieces.iter().map(|piece| match piece {
-            Piece::Text(text) | Piece::Hole(text) => text.len(),
-        }).sum()
+        self.pieces
+            .iter()
+            .map(|piece| match piece {
+                Piece::Text(text) | Piece::Hole(text) => text.len(),
+            })
+            .sum()
     }
 
     /// The whole text, if nothing of it is computed.
@@ -89,18 +92,25 @@ impl Template {
 
     /// All known text, for a look at the words in it.
     pub(crate) fn known(&self) -> String {
-        self.pieces.iter().filter_map(|piece| match piece {
-            Piece::Text(text) => Some(text.as_str()),
-            Piece::Hole(_) => None,
-        }).collect::<Vec<_>>().join(" ")
+        self.pieces
+            .iter()
+            .filter_map(|piece| match piece {
+                Piece::Text(text) => Some(text.as_str()),
+                Piece::Hole(_) => None,
+            })
+            .collect::<Vec<_>>()
+            .join(" ")
     }
 
     /// As people read it: `/tmp/q_tp{rank}.pt`.
     pub(crate) fn render(&self) -> String {
-        self.pieces.iter().map(|piece| match piece {
-            Piece::Text(text) => text.clone(),
-            Piece::Hole(name) => format!("{{{name}}}"),
-        }).collect()
+        self.pieces
+            .iter()
+            .map(|piece| match piece {
+                Piece::Text(text) => text.clone(),
+                Piece::Hole(name) => format!("{{{name}}}"),
+            })
+            .collect()
     }
 
     /// As a pattern of files: `/tmp/q_tp*.pt`.
@@ -166,8 +176,13 @@ mod tests {
 
     #[test]
     fn marks_are_filled() {
-        let words = |turn: usize, name: &str| Template::hole(&if name.is_empty() { turn.to_string() } else { name.to_owned() });
-        assert_eq!(Template::text("/tmp/a{}_{rank:02d}.pt").fill(false, words).render(), "/tmp/a{0}_{rank}.pt");
+        let words = |turn: usize, name: &str| {
+            Template::hole(&if name.is_empty() { turn.to_string() } else { name.to_owned() })
+        };
+        assert_eq!(
+            Template::text("/tmp/a{}_{rank:02d}.pt").fill(false, words).render(),
+            "/tmp/a{0}_{rank}.pt"
+        );
         assert_eq!(Template::text("/tmp/%s_%03d%%.pt").fill(true, words).glob(), "/tmp/*_*%.pt");
         assert_eq!(Template::text("{").fill(false, words).render(), "{0}");
         assert_eq!(Template::text("%").fill(true, words).render(), "{0}");

@@ -61,7 +61,8 @@ pub(crate) fn python_files(root: &Root, site_packages: &Path, notes: &mut Notes)
             };
             let name = entry.file_name();
             let shown_name = name.to_string_lossy();
-            let path = if relative.is_empty() { shown_name.to_string() } else { format!("{relative}/{shown_name}") };
+            let path =
+                if relative.is_empty() { shown_name.to_string() } else { format!("{relative}/{shown_name}") };
             let Ok(mut kind) = entry.file_type() else { continue };
             let mut place = entry.path();
             let python = Path::new(&name).extension().is_some_and(|extension| extension == "py");
