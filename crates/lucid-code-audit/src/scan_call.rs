@@ -27,6 +27,7 @@ impl<'a> Scanner<'a> {
         let callee = self.value(&call.func);
         self.patching_call(call, &callee);
         if self.subject.area.is_none() {
+            self.rewriting(call, &callee);
             return;
         }
         let rule = match &callee {
@@ -47,6 +48,25 @@ impl<'a> Scanner<'a> {
                 self.asked_environment(expression)
             }
             (None, _) => self.method_called(call, &callee, expression),
+        }
+    }
+
+    /// Writes over a module's own file: `Path(vllm.envs.__file__).write_text(…)`, `open(spec.origin, "w")`.
+    fn rewriting(&mut self, call: &'a ast::ExprCall, callee: &Value<'a>) {
+        let written = match (callee, &*call.func) {
+            (Value::Dotted(name), _) if CALLS.call(name).is_some_and(|(rule, _)| rule.mode == Some(1)) => {
+                match self.evaluator().opened(call, 0, 1) {
+                    Value::File { writes: true, .. } => call.arguments.args.first(),
+                    _ => None,
+                }
+            }
+            (_, Expr::Attribute(function)) if function.attr.as_str().starts_with("write_") => {
+                Some(&*function.value)
+            }
+            _ => None,
+        };
+        if let Some(Value::ModuleFile(module)) = written.map(|written| self.value(written)) {
+            self.rewritten_source(&module, call);
         }
     }
 
