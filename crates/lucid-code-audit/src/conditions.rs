@@ -158,10 +158,10 @@ impl<'a> Evaluator<'_, 'a> {
             }
             _ => {}
         }
-        if let Expr::Call(call) = test {
-            if let Some(found) = self.asked_by_call(call, negated) {
-                return found;
-            }
+        if let Expr::Call(call) = test
+            && let Some(found) = self.asked_by_call(call, negated)
+        {
+            return found;
         }
         if words == "TYPE_CHECKING" {
             return (GuardKind::Never, "type checkers read it".to_owned());
@@ -193,26 +193,21 @@ impl<'a> Evaluator<'_, 'a> {
             return Some((GuardKind::NotFinite, quoted(&spelled, negated)));
         }
         if let (true, Some(name)) = (matches!(last.as_str(), "get" | "is_set"), words.split('.').rev().nth(1))
+            && (words.starts_with("envs.") || words.contains(".envs."))
         {
-            if words.starts_with("envs.") || words.contains(".envs.") {
-                return Some((
-                    GuardKind::Environment(name.to_owned()),
-                    format!("the environment variable {name} is {}set", if negated { "not " } else { "" }),
-                ));
-            }
+            return Some((
+                GuardKind::Environment(name.to_owned()),
+                format!("the environment variable {name} is {}set", if negated { "not " } else { "" }),
+            ));
         }
-        if matches!(last.as_str(), "bool" | "int" | "any" | "all") {
-            if let Some(inner) = call.arguments.args.first() {
-                if let Value::Environment(name) = self.value(inner) {
-                    return Some((
-                        GuardKind::Environment(name.to_string()),
-                        format!(
-                            "the environment variable {name} is {}set",
-                            if negated { "not " } else { "" }
-                        ),
-                    ));
-                }
-            }
+        if matches!(last.as_str(), "bool" | "int" | "any" | "all")
+            && let Some(inner) = call.arguments.args.first()
+            && let Value::Environment(name) = self.value(inner)
+        {
+            return Some((
+                GuardKind::Environment(name.to_string()),
+                format!("the environment variable {name} is {}set", if negated { "not " } else { "" }),
+            ));
         }
         None
     }
@@ -344,31 +339,29 @@ impl<'a> Evaluator<'_, 'a> {
                 };
                 return Some((GuardKind::Flag(flag), spelled));
             }
-            if let (Expr::Attribute(space), Value::Text(name)) = (right, self.value(left)) {
-                if space.attr.as_str() == "__dict__" {
-                    return self
-                        .flag_named(&space.value, &name.render())
-                        .map(|flag| (GuardKind::Flag(flag), spelled));
-                }
+            if let (Expr::Attribute(space), Value::Text(name)) = (right, self.value(left))
+                && space.attr.as_str() == "__dict__"
+            {
+                return self
+                    .flag_named(&space.value, &name.render())
+                    .map(|flag| (GuardKind::Flag(flag), spelled));
             }
-            if op == CmpOp::NotIn {
-                if let Some(mut flag) = self.flag(right) {
-                    flag.key = Some(words);
-                    return Some((GuardKind::Flag(flag), spelled));
-                }
+            if op == CmpOp::NotIn
+                && let Some(mut flag) = self.flag(right)
+            {
+                flag.key = Some(words);
+                return Some((GuardKind::Flag(flag), spelled));
             }
             return Some((GuardKind::Setting, spelled));
         }
         // `self.count % 100 == 0`, `count < 3`, `_dumped is None`, `flag == False`.
-        if let Expr::BinOp(operation) = left {
-            if operation.op == Operator::Mod {
-                if let (Some(mut flag), Value::Int(every)) =
-                    (self.flag(&operation.left), self.value(&operation.right))
-                {
-                    flag.every = Some(every);
-                    return Some((GuardKind::Flag(flag), spelled));
-                }
-            }
+        if let Expr::BinOp(operation) = left
+            && operation.op == Operator::Mod
+            && let (Some(mut flag), Value::Int(every)) =
+                (self.flag(&operation.left), self.value(&operation.right))
+        {
+            flag.every = Some(every);
+            return Some((GuardKind::Flag(flag), spelled));
         }
         let mut flag = self.flag(left)?;
         match (op, right_value) {

@@ -210,10 +210,11 @@ fn distributions(root: &Root, site_packages: &Path, found: &mut BTreeMap<String,
         let distribution = Distribution { name: name.to_owned(), version: version.to_owned(), installer };
         let mut tops: BTreeSet<String> = BTreeSet::from([name.replace('-', "_")]);
         for line in start_of("RECORD").unwrap_or_default().lines() {
-            if let Some((top, rest)) = line.split_once('/') {
-                if rest.split(',').next().is_some_and(|path| path.ends_with(".py")) && !top.contains('.') {
-                    tops.insert(top.to_owned());
-                }
+            if let Some((top, rest)) = line.split_once('/')
+                && rest.split(',').next().is_some_and(|path| path.ends_with(".py"))
+                && !top.contains('.')
+            {
+                tops.insert(top.to_owned());
             }
         }
         for top in tops {

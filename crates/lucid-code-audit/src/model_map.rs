@@ -94,19 +94,19 @@ impl<'a> Visitor<'a> for Reader<'_> {
                 }
             }
             Stmt::Assign(assign) => {
-                if let Some(Expr::Name(name)) = assign.targets.first() {
-                    if name.id.as_str() == "EntryClass" {
-                        let names: Vec<&Expr> = match &*assign.value {
-                            Expr::List(list) => list.elts.iter().collect(),
-                            Expr::Tuple(tuple) => tuple.elts.iter().collect(),
-                            other => vec![other],
-                        };
-                        let classes = names.into_iter().filter_map(|name| match name {
-                            Expr::Name(name) => Some(name.id.to_string()),
-                            _ => None,
-                        });
-                        self.file.entry_classes.extend(classes);
-                    }
+                if let Some(Expr::Name(name)) = assign.targets.first()
+                    && name.id.as_str() == "EntryClass"
+                {
+                    let names: Vec<&Expr> = match &*assign.value {
+                        Expr::List(list) => list.elts.iter().collect(),
+                        Expr::Tuple(tuple) => tuple.elts.iter().collect(),
+                        other => vec![other],
+                    };
+                    let classes = names.into_iter().filter_map(|name| match name {
+                        Expr::Name(name) => Some(name.id.to_string()),
+                        _ => None,
+                    });
+                    self.file.entry_classes.extend(classes);
                 }
                 visitor::walk_stmt(self, statement);
             }
@@ -123,19 +123,19 @@ impl<'a> Visitor<'a> for Reader<'_> {
                     else {
                         continue;
                     };
-                    if let [module, class] = elts.as_slice() {
-                        if let (Some(module), Some(class)) = (text(module), text(class)) {
-                            self.file.registered.push((key, module, class));
-                        }
+                    if let [module, class] = elts.as_slice()
+                        && let (Some(module), Some(class)) = (text(module), text(class))
+                    {
+                        self.file.registered.push((key, module, class));
                     }
                 }
             }
             Expr::Call(call) => {
                 for keyword in &call.arguments.keywords {
-                    if keyword.arg.as_ref().is_some_and(|arg| arg.as_str() == "architectures") {
-                        if let Expr::List(list) = &keyword.value {
-                            self.file.built.extend(list.elts.iter().filter_map(text));
-                        }
+                    if keyword.arg.as_ref().is_some_and(|arg| arg.as_str() == "architectures")
+                        && let Expr::List(list) = &keyword.value
+                    {
+                        self.file.built.extend(list.elts.iter().filter_map(text));
                     }
                 }
             }

@@ -158,10 +158,10 @@ impl<'a> Scopes<'a> {
         let mut at = Some(scope);
         while let Some(index) = at {
             let here = &self.all[index];
-            if index == scope || here.kind != ScopeKind::Class {
-                if let Some(binding) = here.names.get(name) {
-                    return Some(binding);
-                }
+            if (index == scope || here.kind != ScopeKind::Class)
+                && let Some(binding) = here.names.get(name)
+            {
+                return Some(binding);
             }
             at = here.parent;
         }

@@ -207,11 +207,13 @@ impl<'a> Scanner<'a> {
         let before = self.guards.len();
         for (position, statement) in body.iter().enumerate() {
             self.visit_stmt(statement);
-            if let (Stmt::If(branch), Some(last)) = (statement, body.last()) {
-                if branch.elif_else_clauses.is_empty() && leaves(&branch.body) && position + 1 < body.len() {
-                    let extent = (branch.range().end().to_u32(), last.range().end().to_u32());
-                    self.push_guards(&branch.test, true, extent);
-                }
+            if let (Stmt::If(branch), Some(last)) = (statement, body.last())
+                && branch.elif_else_clauses.is_empty()
+                && leaves(&branch.body)
+                && position + 1 < body.len()
+            {
+                let extent = (branch.range().end().to_u32(), last.range().end().to_u32());
+                self.push_guards(&branch.test, true, extent);
             }
         }
         self.guards.truncate(before);

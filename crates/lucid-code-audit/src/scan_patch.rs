@@ -60,13 +60,12 @@ impl<'a> Scanner<'a> {
             }
             // `layer.forward = types.MethodType(f, layer)`.
             _ => {
-                if let Expr::Call(call) = written {
-                    if let Value::Dotted(function) = self.value(&call.func) {
-                        if &*function == "types.MethodType" {
-                            let target = format!("{}.{name}", self.evaluator().words(&attribute.value));
-                            self.patch(PatchKind::Method, target, at, Some(written));
-                        }
-                    }
+                if let Expr::Call(call) = written
+                    && let Value::Dotted(function) = self.value(&call.func)
+                    && &*function == "types.MethodType"
+                {
+                    let target = format!("{}.{name}", self.evaluator().words(&attribute.value));
+                    self.patch(PatchKind::Method, target, at, Some(written));
                 }
             }
         }
@@ -78,11 +77,9 @@ impl<'a> Scanner<'a> {
         let at = subscript.range().start().to_u32();
         let key = self.evaluator().template(&subscript.slice).render();
         match self.value(&subscript.value) {
-            Value::Dotted(name) if &*name == "sys.modules" => {
-                // `sys.modules[__name__] = Lazy(…)` replaces the module by itself: the usual way of lazy imports.
-                if key != "{__name__}" && !self.own(&key) {
-                    self.patch(PatchKind::Module, key, at, Some(written));
-                }
+            // `sys.modules[__name__] = Lazy(…)` replaces the module by itself: the usual way of lazy imports.
+            Value::Dotted(name) if &*name == "sys.modules" && key != "{__name__}" && !self.own(&key) => {
+                self.patch(PatchKind::Module, key, at, Some(written));
             }
             Value::Namespace(module) if !module.is_empty() && !self.own(&module) => {
                 self.patch(PatchKind::Attribute, format!("{module}.{key}"), at, Some(written));
@@ -151,12 +148,12 @@ impl<'a> Scanner<'a> {
             _ => {
                 // `module.__dict__.update(…)`, `type.__setattr__(module, …)`.
                 let Expr::Attribute(function) = &*call.func else { return };
-                if function.attr.as_str() == "update" {
-                    if let Value::Namespace(module) = self.value(&function.value) {
-                        if !module.is_empty() && !self.own(&module) {
-                            self.patch(PatchKind::Attribute, format!("{module}.*"), at, arguments.first());
-                        }
-                    }
+                if function.attr.as_str() == "update"
+                    && let Value::Namespace(module) = self.value(&function.value)
+                    && !module.is_empty()
+                    && !self.own(&module)
+                {
+                    self.patch(PatchKind::Attribute, format!("{module}.*"), at, arguments.first());
                 }
             }
         }

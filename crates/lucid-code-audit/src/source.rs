@@ -154,11 +154,10 @@ pub(crate) fn check_nesting(text: &[u8]) -> Result<(), Unreadable> {
             b' ' if at > 0 && text[at - 1].is_ascii_lowercase() => {
                 let word = &text[..at];
                 if [&b"not"[..], b"else", b"await", b"yield", b"lambda"].iter().any(|end| word.ends_with(end))
+                    && let Some(last) = runs.last_mut()
                 {
-                    if let Some(last) = runs.last_mut() {
-                        *last += 1;
-                        total += 1;
-                    }
+                    *last += 1;
+                    total += 1;
                 }
             }
             _ => {}

@@ -85,10 +85,10 @@ pub fn debug_code(
         accused |= severity > Severity::Info;
         findings.push(finding(&block, severity, evidence));
     }
-    if more > 0 {
-        if let Some(last) = findings.last_mut() {
-            last.detail.push_str(&format!(" {more} more places of this kind are not listed."));
-        }
+    if more > 0
+        && let Some(last) = findings.last_mut()
+    {
+        last.detail.push_str(&format!(" {more} more places of this kind are not listed."));
     }
     findings.extend(syntax_errors(evidence, deployment));
     findings.extend(dump_files(evidence, accused));
@@ -138,7 +138,7 @@ fn blocks<'e>(
     let mut blocks: Vec<Block<'e>> = groups
         .into_values()
         .map(|mut facts| {
-            facts.sort_by(|a, b| (a.effect, a.line).cmp(&(b.effect, b.line)));
+            facts.sort_by_key(|fact| (fact.effect, fact.line));
             let best = facts.iter().map(|fact| fact.score).fold(f64::MIN, f64::max);
             // The most conspicuous fact names the block, unless a write is nearly as conspicuous.
             if let Some(lead) = facts.iter().position(|fact| fact.score >= best - 1.5) {

@@ -231,10 +231,7 @@ fn by_owner(
                 target,
                 "torch" | "triton" | "safetensors" | "tokenizers" | "huggingface_hub" | "xgrammar"
             );
-        if local
-            || (serving && target != top(&patch.file))
-            || (patch.kind == PatchKind::Method && engine_of(top(&patch.file)) && local)
-        {
+        if local || (serving && target != top(&patch.file)) {
             pairs.entry((top(&patch.file), target, local)).or_default().push(patch);
         }
     }
@@ -242,14 +239,15 @@ fn by_owner(
         .into_iter()
         .map(|((owner, target, local), patches)| {
             let replaced: Vec<&&PatchFact> = patches.iter().filter(|patch| replaces(patch)).collect();
-            let active = patches.iter().map(|patch| activity(evidence, deployment, &patch.target)).fold(
-                Some(false),
-                |all, one| match (all, one) {
-                    (Some(true), _) | (_, Some(true)) => Some(true),
-                    (None, _) | (_, None) => None,
-                    _ => Some(false),
-                },
-            );
+            let runs: Vec<Option<bool>> =
+                patches.iter().map(|patch| activity(evidence, deployment, &patch.target)).collect();
+            let active = if runs.contains(&Some(true)) {
+                Some(true)
+            } else if runs.contains(&None) {
+                None
+            } else {
+                Some(false)
+            };
             let engines_own = engine_of(owner) || owner == target;
             let class = match (engines_own, replaced.is_empty()) {
                 _ if local => "a file that differs from its wheel or belongs to none",

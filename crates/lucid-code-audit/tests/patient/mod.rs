@@ -1,5 +1,6 @@
 //! Patients: a small vLLM of our own, or files of a real wheel where one lies in `LUCID_TEST_WHEELS`.
 #![allow(dead_code, reason = "each test file uses a part")]
+#![allow(clippy::print_stdout, reason = "a skipped test says so")]
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
