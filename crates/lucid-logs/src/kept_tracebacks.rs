@@ -1,5 +1,7 @@
 //! Tracebacks that are kept: equal ones once, whoever printed them.
 
+use std::collections::HashMap;
+
 use crate::assembler::Finished;
 use crate::evidence::MOST_TRACEBACKS;
 use crate::first_cause;
@@ -13,6 +15,8 @@ use crate::traceback::Traceback;
 pub(crate) struct KeptTracebacks {
     pub all: Vec<Traceback>,
     pub left_out: u64,
+    /// Where the one with this run and text is.
+    known: HashMap<(u32, String), usize>,
 }
 
 impl KeptTracebacks {
@@ -28,13 +32,9 @@ impl KeptTracebacks {
         let (root, role) = first_cause::root(&finished.parts, knowledge);
         let process = processes.name(finished.first.process).to_owned();
         // Every rank prints the same one, with another device number in it.
-        let plain = |text: String| text.replace(|c: char| c.is_ascii_digit(), "");
-        let same = |known: &&mut Traceback| {
-            known.run == run
-                && known.parts.len() == finished.parts.len()
-                && known.parts.iter().zip(&finished.parts).all(|(a, b)| plain(a.text()) == plain(b.text()))
-        };
-        if let Some(known) = self.all.iter_mut().find(same) {
+        let text: String = finished.parts.iter().flat_map(|part| [part.text(), "\n".to_owned()]).collect();
+        let key = (run, text.replace(|c: char| c.is_ascii_digit(), ""));
+        if let Some(known) = self.known.get(&key).and_then(|index| self.all.get_mut(*index)) {
             known.count += 1;
             known.last = processes.place(finished.last);
             if known.processes.len() < 32 && !known.processes.contains(&process) {
@@ -43,6 +43,7 @@ impl KeptTracebacks {
         } else if self.all.len() >= MOST_TRACEBACKS {
             self.left_out += 1;
         } else {
+            self.known.insert(key, self.all.len());
             self.all.push(Traceback {
                 first: processes.place(finished.first),
                 last: processes.place(finished.last),

@@ -349,3 +349,36 @@ fn a_draft_that_is_the_whole_model() {
         assert_eq!(has(&check(&read(&log)), "logs.timeline/loaded-twice"), twice, "{log}");
     }
 }
+
+/// What mostly ends a start did not end this one.
+#[test]
+fn faults_that_a_start_survives_are_no_errors() {
+    for line in [
+        "ERROR 11-29 12:00:30 [pynccl_wrapper.py:388] Failed to load NCCL library from libnccl.so.2. It is expected if you are not running on NVIDIA/AMD GPUs.",
+        "WARNING 11-29 12:00:30 [autotuner.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 12.22 GiB",
+        "WARNING 11-29 12:00:30 [x.py:1] Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist",
+    ] {
+        let accused = |log: &str| check(&read(log)).iter().map(|finding| finding.severity).max().unwrap();
+        assert_eq!(accused(&format!("{BANNER}{LOAD}{line}\n{READY}")), Severity::Warning, "{line}");
+        assert_eq!(accused(&format!("{BANNER}{LOAD}{line}\n")), Severity::Error, "{line}");
+    }
+    // A GPU that falls off the bus stays an error.
+    let xid =
+        "Nov 29 12:00:30 gpu1 kernel: NVRM: Xid (PCI:0000:1a:00): 79, pid=1, GPU has fallen off the bus.";
+    let findings = check(&read(&format!("{BANNER}{LOAD}{xid}\n{READY}")));
+    assert_eq!(strongest(&findings), Some(("gpu-hardware", 8.0)));
+}
+
+/// Restarts that somebody wished for are nobody's fault.
+#[test]
+fn planned_restarts_are_no_warning() {
+    let run = |hour: u32, end: &str| {
+        format!("{BANNER}{LOAD}{READY}{end}").replace("11-29 12:", &format!("11-29 {hour:02}:"))
+    };
+    let log: String = (1..6).map(|hour| run(hour, "INFO:     Shutting down\n")).collect();
+    let evidence = read(&log);
+    assert_eq!(evidence.timeline.restarts, 4);
+    assert_eq!(accusations(&check(&evidence)), Vec::<&str>::new());
+    let log: String = (1..6).map(|hour| run(hour, "")).collect();
+    assert!(has(&check(&read(&log)), "logs.timeline/restarts"));
+}

@@ -23,7 +23,7 @@ pub fn signatures(evidence: &LogEvidence, _deployment: &Deployment) -> Result<Ex
     readable(evidence)?;
     let knowledge = knowledge();
     // One finding for each signature and meaning: the same line while loading and while serving are two findings.
-    let mut groups: BTreeMap<(usize, Option<usize>, bool), Vec<&Hit>> = BTreeMap::new();
+    let mut groups: BTreeMap<(usize, Option<usize>, Standing), Vec<&Hit>> = BTreeMap::new();
     for hit in &evidence.hits {
         let Some(index) = knowledge.signatures.iter().position(|(known, _)| known.id == hit.signature) else {
             // Evidence from another version that knows more lines.
@@ -41,14 +41,21 @@ pub fn signatures(evidence: &LogEvidence, _deployment: &Deployment) -> Result<Ex
         let meaning = signature.meaning_in(hit.phase, count);
         let when =
             meaning.and_then(|meaning| signature.when.iter().position(|when| std::ptr::eq(when, meaning)));
-        let silenced = when.is_none() && stopping(signature, hit)
-            || signature.echo && follows(evidence, knowledge, signature, hit);
-        groups.entry((index, when, silenced)).or_default().push(hit);
+        let silenced = (when.is_none() && stopping(signature, hit))
+            || (signature.echo && follows(evidence, knowledge, signature, hit));
+        let standing = if silenced {
+            Standing::Follows
+        } else if survived(evidence, signature, hit) {
+            Standing::Survived
+        } else {
+            Standing::Own
+        };
+        groups.entry((index, when, standing)).or_default().push(hit);
     }
     let mut findings: Vec<Finding> = groups
         .into_iter()
-        .map(|((index, when, silenced), hits)| {
-            finding(evidence, &knowledge.signatures[index], when, silenced, &hits)
+        .map(|((index, when, standing), hits)| {
+            finding(evidence, &knowledge.signatures[index], when, standing, &hits)
         })
         .collect();
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
@@ -86,11 +93,32 @@ pub fn signatures(evidence: &LogEvidence, _deployment: &Deployment) -> Result<Ex
     Ok(Examined { findings, covered })
 }
 
+/// What a known line is to its run.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Standing {
+    /// It tells of itself.
+    Own,
+    /// It only follows from another fault, or from being told to stop.
+    Follows,
+    /// It came while starting, and the service came up all the same.
+    Survived,
+}
+
+/// Whether the service came up in spite of a line that mostly ends a start.
+fn survived(evidence: &LogEvidence, signature: &Signature, hit: &Hit) -> bool {
+    let starting = hit.phase.is_some_and(PhaseKind::is_starting);
+    let served = || evidence.timeline.runs.iter().any(|run| run.number == hit.run && run.served);
+    starting && !outside(signature) && served()
+}
+
+/// Whether something outside the service wrote the line: the kernel, systemd, Kubernetes.
+fn outside(signature: &Signature) -> bool {
+    signature.engines.iter().any(|engine| matches!(engine.as_str(), "kernel" | "systemd" | "kubernetes"))
+}
+
 /// Whether a line came while the service was told to stop: engines complain a lot then.
 fn stopping(signature: &Signature, hit: &Hit) -> bool {
-    let outside =
-        signature.engines.iter().any(|engine| matches!(engine.as_str(), "kernel" | "systemd" | "kubernetes"));
-    hit.phase == Some(PhaseKind::Shutdown) && !outside
+    hit.phase == Some(PhaseKind::Shutdown) && !outside(signature)
 }
 
 /// Whether a fault of its own came before this echo.
@@ -131,12 +159,19 @@ fn finding(
     evidence: &LogEvidence,
     (signature, regex): &(Signature, regex::bytes::Regex),
     when: Option<usize>,
-    silenced: bool,
+    standing: Standing,
     hits: &[&Hit],
 ) -> Finding {
     let when = when.map(|index| &signature.when[index]);
-    let severity =
-        if silenced { Severity::Info } else { when.map_or(signature.severity, |when| when.severity) };
+    let silenced = standing == Standing::Follows;
+    let written = when.map_or(signature.severity, |when| when.severity);
+    // What mostly ends a start did not end this one: worth a look, no more.
+    let survived = standing == Standing::Survived && written == Severity::Error;
+    let severity = match written {
+        _ if silenced => Severity::Info,
+        _ if survived => Severity::Warning,
+        written => written,
+    };
     let meaning = when.map_or(signature.meaning.as_str(), |when| when.meaning.as_str());
     let count: u64 = hits.iter().map(|hit| hit.count).sum();
     let mut processes: Vec<&str> =
@@ -167,6 +202,9 @@ fn finding(
     if silenced {
         detail.push_str(" It only follows from what came before it.");
     }
+    if survived {
+        detail.push_str(" The service came up all the same.");
+    }
     if let Some(path) = signature.active.filter(|_| severity > Severity::Info) {
         detail.push_str(if path { " The serving process itself wrote it." } else { "" });
     }
@@ -183,7 +221,7 @@ fn finding(
     }
     if !silenced {
         for (cause, weight) in when.map_or(&signature.suggests, |when| &when.suggests) {
-            finding = finding.suggests(cause, *weight);
+            finding = finding.suggests(cause, if survived { weight / 2.0 } else { *weight });
         }
     }
     let remedy = when.and_then(|when| when.remedy.as_ref()).unwrap_or(&signature.remedy);

@@ -41,7 +41,11 @@ pub(super) fn restarts(evidence: &LogEvidence) -> Option<Finding> {
         .series
         .get("restart-counter")
         .map_or(0.0, |series| series.samples.iter().map(|sample| sample.value).fold(0.0, f64::max));
-    let count = f64::from(evidence.timeline.restarts).max(counter);
+    // A restart after an orderly stop is somebody's wish.
+    let runs = &evidence.timeline.runs;
+    let before = &runs[..runs.len().saturating_sub(1)];
+    let unplanned = before.iter().filter(|run| run.end != RunEnd::Stopped).count();
+    let count = (unplanned as f64).max(counter);
     if count < 2.0 {
         return None;
     }
@@ -82,7 +86,7 @@ pub(super) fn vanished(evidence: &LogEvidence) -> Option<Finding> {
         "kubectl describe pod POD | grep -A6 'Last State'".to_owned(),
         "last -x reboot | head".to_owned(),
     ])
-    .suggests("out-of-memory", 1.5);
+    .suggests("out-of-memory", 1.0);
     Some(if run.served { finding } else { finding.suggests("startup-killed", 1.5) })
 }
 
