@@ -99,12 +99,10 @@ impl Distribution {
     #[must_use]
     pub fn requirement(&self) -> String {
         match &self.direct_url {
-            Some(url) if !url.editable && !url.url.is_empty() => match &url.commit {
-                Some(commit) => {
-                    format!("{} @ git+{}@{commit}", self.name, url.url.trim_start_matches("git+"))
-                }
-                None => format!("{} @ {}", self.name, url.url),
-            },
+            Some(DirectUrl { url, editable: false, commit: Some(commit) }) => {
+                format!("git+{}@{commit}", url.trim_start_matches("git+"))
+            }
+            Some(DirectUrl { url, editable: false, commit: None }) if !url.is_empty() => url.clone(),
             _ => format!("{}=={}", self.name, self.version),
         }
     }

@@ -12,6 +12,7 @@ use crate::installer::Installer;
 use crate::integrity::{self, RecordIntegrity};
 use crate::kernel_caches::{self, KernelCache};
 use crate::mounts::{self, Mount};
+use crate::newer_files::{self, NewerFile};
 use crate::python::{FindError, PythonEnvironment, SiteDirectory, version_in_path};
 use crate::root::Root;
 use crate::served_path::ServedPath;
@@ -47,7 +48,7 @@ pub struct GatherOptions {
     pub working_directory: Option<PathBuf>,
     /// Home of the user that serves; caches lie in it.
     pub home: Option<PathBuf>,
-    /// Text of the process's `/proc/PID/mountinfo`, where known.
+    /// Text of the process's `/proc/PID/mountinfo`, where known; this machine's own mounts are read by itself.
     pub mountinfo: Option<String>,
     /// Hash every file; `None` leaves the check out.
     pub integrity: Option<IntegrityOptions>,
@@ -105,6 +106,8 @@ pub struct EnvironmentEvidence {
     pub driver: Option<String>,
     /// CUDA toolkits: folder and version.
     pub cuda_toolkits: Vec<(String, String)>,
+    /// Code of the serving stack that was written long after its distribution was installed, at most 200 files.
+    pub newer_files: Vec<NewerFile>,
     /// What was odd, unreadable or left out.
     pub notes: Vec<String>,
 }
@@ -155,7 +158,7 @@ pub fn gather(
             &options.environment,
             options.working_directory.as_deref(),
         ),
-        mounts: options.mountinfo.as_deref().map(|text| mounts_over(&root, &python, text)),
+        mounts: mountinfo(&root, options).map(|text| mounts_over(&root, &python, &text)),
         foreign_modules: foreign_modules(&root, &python),
         shared_libraries: shared_libraries::gather(
             &root,
@@ -166,6 +169,7 @@ pub fn gather(
         kernel_caches: know_home
             .then(|| kernel_caches::gather(&root, &python, &options.environment, options.home.as_deref())),
         driver: driver(&root),
+        newer_files: newer_files::gather(&root, &python, &found),
         cuda_toolkits: cuda_toolkits(&root),
         distributions: found,
         distributions_left_out,
@@ -225,6 +229,12 @@ fn installer_caches(options: &GatherOptions) -> Vec<PathBuf> {
         found.push(cache.join("uv"));
     }
     found
+}
+
+/// The mounts that the patient sees: those given, or this machine's own if it is the patient.
+fn mountinfo(root: &Root, options: &GatherOptions) -> Option<String> {
+    let own = || root.is_host().then(|| std::fs::read_to_string("/proc/self/mountinfo").ok()).flatten();
+    options.mountinfo.clone().or_else(own)
 }
 
 fn mounts_over(root: &Root, python: &PythonEnvironment, text: &str) -> Vec<Mount> {

@@ -19,6 +19,7 @@ mod integrity;
 mod kernel_caches;
 mod metadata;
 mod mounts;
+mod newer_files;
 mod python;
 mod record;
 mod root;
@@ -36,6 +37,7 @@ pub use integrity::{
 };
 pub use kernel_caches::{KernelCache, Layout, LeftLock, Locks, StaleObject};
 pub use mounts::Mount;
+pub use newer_files::NewerFile;
 pub use python::{EnvironmentKind, FindError, PythonEnvironment, SiteDirectory};
 pub use root::Root;
 pub use shared_libraries::{CompiledModule, SharedLibraries};

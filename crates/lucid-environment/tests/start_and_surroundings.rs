@@ -296,3 +296,21 @@ fn system_packages_conda_and_uv() {
     assert_eq!((found.kind, found.installer), (EnvironmentKind::Conda, Installer::Conda));
     assert_eq!(found.version.as_deref(), Some("3.12.4"));
 }
+
+#[test]
+fn without_hashes_newer_files_are_a_hint() {
+    for (path, hours, expected) in [
+        ("vllm/a.py", -30, true),
+        ("vllm/model_executor/b.py", -3, true),
+        ("vllm/c.abi3.so", -30, true),
+        ("vllm/a.py", 30, false),
+        ("vllm/notes.txt", -30, false),
+    ] {
+        let mut patient = vllm();
+        aged(&patient, &format!("{SITE}/{path}"), hours);
+        patient.options.integrity = None;
+        let findings = patient.findings(&Deployment::default());
+        assert_eq!(find(&findings, "env.overlay/newer-files").is_some(), expected, "{path}");
+        assert!(patient.outcome("env.record-integrity", &Deployment::default()).is_err());
+    }
+}

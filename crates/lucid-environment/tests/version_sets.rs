@@ -216,3 +216,19 @@ fn a_python_that_an_engine_does_not_support() {
     let findings = patient.findings(&Deployment::default());
     assert!(find(&findings, "env.version-sets/python-version").is_some(), "{:?}", ids(&findings));
 }
+
+#[test]
+fn an_engine_that_was_built_here_is_not_held_to_its_torch() {
+    for (version, severity) in [
+        ("0.32.0", Severity::Error),
+        ("0.32.0+cu130", Severity::Error),
+        ("0.33.0.dev12", Severity::Warning),
+        ("0.32.1+g12ab34c", Severity::Warning),
+    ] {
+        let patient = Patient::new();
+        patient.install("vllm", version, &["torch==2.13.0"], &[]);
+        patient.install("torch", "2.14.0", &[], &[]);
+        let findings = patient.findings(&Deployment::default());
+        assert_eq!(find(&findings, "env.version-sets/engine-pin").unwrap().severity, severity, "{version}");
+    }
+}

@@ -123,6 +123,10 @@ pub const FINDINGS: &[(&str, &str)] = &[
     ("env.overlay/other-owner", "parts of the environment were installed by different users"),
     ("env.overlay/foreign-abi", "compiled modules of another Python lie in the environment"),
     ("env.overlay/mixed-interpreters", "package folders of different Python versions are on one path"),
+    (
+        "env.overlay/newer-files",
+        "code of the serving stack was written long after its install, and was not hashed",
+    ),
     ("env.overlay/none", "nothing is mounted over the packages"),
     ("env.caches/left-lock", "a build was killed and left its lock"),
     (
@@ -174,6 +178,12 @@ pub(crate) fn duration(seconds: i64) -> String {
         _ => (seconds / 86_400, "day"),
     };
     format!("{number} {unit}{}", if number == 1 { "" } else { "s" })
+}
+
+/// With a capital at its beginning.
+pub(crate) fn capitalized(text: &str) -> String {
+    let mut characters = text.chars();
+    characters.next().map_or_else(String::new, |first| first.to_uppercase().chain(characters).collect())
 }
 
 #[cfg(test)]

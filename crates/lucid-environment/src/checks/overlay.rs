@@ -28,6 +28,7 @@ pub fn overlay(evidence: &EnvironmentEvidence, deployment: &Deployment) -> Resul
     }
     owners(evidence, &mut findings);
     interpreters(evidence, &mut findings);
+    newer(evidence, deployment, &mut findings);
     let nothing = findings.is_empty() && evidence.mounts.is_some();
     if nothing {
         findings.push(
@@ -101,6 +102,41 @@ fn mounted(evidence: &EnvironmentEvidence, deployment: &Deployment, mount: &Moun
             format!("umount {}   # or leave the -v / volumeMounts entry out", quoted(&mount.point)),
         ],
     )
+}
+
+/// Files newer than their install; where the files were hashed, the hashes have said more.
+fn newer(evidence: &EnvironmentEvidence, deployment: &Deployment, findings: &mut Vec<Finding>) {
+    if evidence.newer_files.is_empty() || evidence.integrity.is_some() {
+        return;
+    }
+    let known = ServedPath::known();
+    let active = |path: &str, name: &str| known.active(path, name, deployment).active;
+    let runs = evidence.newer_files.iter().any(|file| active(&file.path, &file.distribution) != Some(false));
+    let mut finding = Finding::new(
+        CHECK,
+        "newer-files",
+        Severity::Info,
+        format!(
+            "{} of the serving stack {} written long after the install",
+            counted(evidence.newer_files.len(), "code file", "code files"),
+            if evidence.newer_files.len() == 1 { "was" } else { "were" }
+        ),
+    )
+    .detail("The files were not hashed, so whether they were changed is not known.")
+    .active(None)
+    .suggests("modified-package-files", if runs { 1.0 } else { 0.1 })
+    .remedy(
+        "Hash them against their RECORDs.",
+        vec![format!("lucid doctor --env {}", quoted(&evidence.python.prefix))],
+    );
+    for file in evidence.newer_files.iter().take(10) {
+        finding = finding.proof(
+            ProofKind::File,
+            &file.path,
+            format!("{} after {} was installed", super::duration(file.after), file.distribution),
+        );
+    }
+    findings.push(finding);
 }
 
 fn owners(evidence: &EnvironmentEvidence, findings: &mut Vec<Finding>) {

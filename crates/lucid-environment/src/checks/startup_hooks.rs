@@ -69,8 +69,8 @@ pub fn startup_hooks(evidence: &EnvironmentEvidence, deployment: &Deployment) ->
                 .detail(
                     "Whatever it imports can replace functions of the engine before the engine's first line.",
                 )
-                .suggests("modified-package-files", 2.0)
-                .suggests("leftover-debug-code", 1.0)
+                .suggests("modified-package-files", 1.0)
+                .suggests("leftover-debug-code", 0.5)
                 .remedy(
                     "Read it; if nobody needs it, move it away.",
                     vec![format!("mv {0} {0}.disabled", crate::installer::quoted(&file.path))],
@@ -119,7 +119,7 @@ pub fn startup_hooks(evidence: &EnvironmentEvidence, deployment: &Deployment) ->
         .proof(ProofKind::File, &module.path, beginning(&module.text));
         if !vouched && runs == Some(true) {
             finding =
-                finding.suggests("modified-package-files", 2.0).suggests("leftover-debug-code", 1.0).remedy(
+                finding.suggests("modified-package-files", 1.0).suggests("leftover-debug-code", 0.5).remedy(
                     "Read it; start once without it to compare.",
                     vec![format!("mv {0} {0}.disabled", crate::installer::quoted(&module.path))],
                 );

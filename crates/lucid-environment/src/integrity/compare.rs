@@ -138,7 +138,8 @@ pub(crate) fn gather(
     result.modified_left_out = cut(&mut result.modified);
     result.missing.sort_by(|a, b| (a.kind, &a.path).cmp(&(b.kind, &b.path)));
     result.missing_left_out = cut(&mut result.missing);
-    result.seconds = begun.elapsed().as_secs_f64();
+    // Milliseconds: more digits say nothing, and not every reader of JSON gives them back.
+    result.seconds = (begun.elapsed().as_secs_f64() * 1e3).round() / 1e3;
     result
 }
 
