@@ -308,6 +308,10 @@ fn a_recorded_process_table() {
     // The engine core that was left behind belongs to nobody: pointed at, it is its own patient.
     let orphan = from_process(folder.path(), 70, &mut |_| {}).unwrap();
     assert_eq!(ids(&orphan, None), ["host.service/orphan-engine", "host.service/other-servers"]);
+    // The shell above the other server is not another one beside it.
+    let wrapped = from_process(folder.path(), 92, &mut |_| {}).unwrap();
+    assert_eq!(wrapped.source, Source::Process(91));
+    assert_eq!(wrapped.neighbours.iter().map(|process| process.pid).collect::<Vec<_>>(), [50, 70]);
     // In a container the server is process 1 and its engine core's parent: no orphan.
     let mut first = patient.clone();
     first.neighbours.clear();

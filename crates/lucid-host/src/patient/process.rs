@@ -88,7 +88,9 @@ pub fn from_process(proc: &Path, pid: u32, progress: &mut dyn FnMut(Step)) -> Re
     if family.len() == MOST_PROCESSES {
         patient.notes.push(format!("only the first {MOST_PROCESSES} descendants were read"));
     }
-    patient.neighbours = neighbours(proc, &table, &family, uptime);
+    // A wrapper above the server (`timeout`, a shell) has its words, and is no other server.
+    let own: Vec<u32> = family.iter().copied().chain(ancestors(&table, serving)).collect();
+    patient.neighbours = neighbours(proc, &table, &own, uptime);
     patient.python = interpreter(proc, &family);
     read_mounts(&base, &mut patient);
     packages::add_folders(&mut patient);
@@ -154,6 +156,17 @@ fn climb(proc: &Path, table: &BTreeMap<u32, u32>, pid: u32) -> u32 {
         at = table.get(&at).copied().unwrap_or(0);
     }
     pid
+}
+
+/// Everything above a process.
+fn ancestors(table: &BTreeMap<u32, u32>, pid: u32) -> Vec<u32> {
+    let mut above = Vec::new();
+    let mut at = table.get(&pid).copied().unwrap_or(0);
+    while at > 0 && !above.contains(&at) {
+        above.push(at);
+        at = table.get(&at).copied().unwrap_or(0);
+    }
+    above
 }
 
 /// The process and everything below it, parents first.
