@@ -45,7 +45,8 @@ pub(crate) fn manifest(path: &Path) -> Result<BTreeMap<String, Expected>, String
     };
     if entries.is_empty() {
         return Err(format!(
-            "{}: no digests in it; expected lines as sha256sum writes them, or the JSON of the Hugging Face API with lfs.sha256",
+            "{}: no digests in it; expected lines as sha256sum writes them, or the JSON of the Hugging \
+                Face API with lfs.sha256",
             path.display()
         ));
     }

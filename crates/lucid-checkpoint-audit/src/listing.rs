@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use crate::evidence::{CheckpointEvidence, Container, FileFacts, FileKind};
+use crate::header::read_small;
 use crate::root;
 
 /// The most files that are listed.
@@ -48,6 +49,15 @@ impl Listing {
 
 /// Lists the folder that `path` is, or the model that the file `path` belongs to.
 pub(crate) fn list(root: &Path, path: &Path, evidence: &mut CheckpointEvidence) -> std::io::Result<Listing> {
+    let snapshot = hub_snapshot(root, path);
+    if let Some(snapshot) = &snapshot {
+        evidence.note(format!(
+            "{} is a folder of the Hugging Face cache; looked at {}",
+            path.display(),
+            snapshot.display()
+        ));
+    }
+    let path = snapshot.as_deref().unwrap_or(path);
     let place = root::resolve(root, path)?;
     let metadata = std::fs::metadata(&place)?;
     let (folder, only) = if metadata.is_dir() {
@@ -92,6 +102,21 @@ pub(crate) fn list(root: &Path, path: &Path, evidence: &mut CheckpointEvidence) 
     let listing = Listing { folder, files, container };
     sets(&listing, only.as_deref(), evidence);
     Ok(listing)
+}
+
+/// Of `models--OWNER--NAME` in the Hugging Face cache, the snapshot that `refs/main` names, or the only one.
+fn hub_snapshot(root: &Path, path: &Path) -> Option<PathBuf> {
+    let snapshots = path.join("snapshots");
+    let folder = root::resolve(root, &snapshots).ok()?;
+    let mut revisions = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.file_name());
+    let reference = root::resolve(root, &path.join("refs/main")).ok()?;
+    if let Ok(Some(revision)) = read_small(&reference, 200) {
+        let revision = String::from_utf8_lossy(&revision).trim().to_owned();
+        if !revision.is_empty() && !revision.contains(['/', '\\']) && revision != ".." {
+            return Some(snapshots.join(revision));
+        }
+    }
+    revisions.next().filter(|_| revisions.next().is_none()).map(|only| snapshots.join(only))
 }
 
 fn look(root: &Path, path: &Path, name: String) -> Listed {

@@ -73,7 +73,8 @@ fn check_holes(file: &File, facts: &mut ShardFacts, tensors: &[TensorEntry]) {
         if let Some((at, _)) = parts.first().filter(|_| bytes > 0) {
             let share = 100.0 * bytes as f64 / tensor.bytes.max(1) as f64;
             let text = format!(
-                "{bytes} bytes of {} ({share:.1} %) were never written, from byte {at} of the file on; they read as zeros",
+                "{bytes} bytes of {} ({share:.1} %) were never written, from byte {at} of the file on; \
+                    they read as zeros",
                 tensor.name
             );
             let (kind, tensor) = (ExtentKind::Hole, Some(shortened(&tensor.name, 200)));

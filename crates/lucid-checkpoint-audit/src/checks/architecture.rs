@@ -13,6 +13,10 @@ use crate::published;
 
 const CHECK: &str = "checkpoint.architecture";
 
+/// Far above any model, and few enough to be looked for one by one: an archive may say anything.
+const MAX_LAYERS: u32 = 10_000;
+const MAX_EXPERTS: u64 = 2_000_000;
+
 /// Whether every tensor that the model needs is there in the right shape, and none that it doesn't know.
 ///
 /// # Errors
@@ -28,6 +32,9 @@ pub fn architecture(evidence: &CheckpointEvidence, deployment: &Deployment) -> R
     }
     if groups.total > groups.kept.len() as u64 {
         return Err(Skip(format!("{} kinds of tensors are too many to be this model's", groups.total)));
+    }
+    if sizes.layers > MAX_LAYERS || u64::from(sizes.layers) * u64::from(sizes.experts) > MAX_EXPERTS {
+        return Err(Skip(format!("{} layers of {} experts are no model's", sizes.layers, sizes.experts)));
     }
     let compared = compare(sizes, &groups.kept);
     // Whole shards that are missing or unreadable are another check's finding; then missing tensors follow.
@@ -89,7 +96,10 @@ fn experts(sizes: &ModelSizes, compared: &Compared, unread: bool, findings: &mut
         let title = format!("Every layer has {one} experts, config.json says {}", sizes.experts);
         findings.push(
             Finding::new(CHECK, "pruned-experts", Severity::Error, title)
-                .detail("Experts were taken out and the config was not changed, or half the expert tensors were lost: the router chooses experts that are not there.")
+                .detail(
+                    "Experts were taken out and the config was not changed, or half the expert \
+                    tensors were lost: the router chooses experts that are not there.",
+                )
                 .proof(ProofKind::Number, "experts a layer", format!("{one} of {}", sizes.experts))
                 .remedy(remedy, vec![])
                 .suggests("wrong-checkpoint", 5.0)
@@ -104,7 +114,10 @@ fn experts(sizes: &ModelSizes, compared: &Compared, unread: bool, findings: &mut
         );
         findings.push(
             Finding::new(CHECK, "pruned-experts", Severity::Warning, title)
-                .detail("Pruned models (REAP and others) read well at first and then fall into loops that depend on the prompt, or fill the whole answer with thinking.")
+                .detail(
+                    "Pruned models (REAP and others) read well at first and then fall into loops \
+                    that depend on the prompt, or fill the whole answer with thinking.",
+                )
                 .proof(ProofKind::File, "config.json", format!("n_routed_experts {}", sizes.experts))
                 .remedy(remedy, vec![])
                 .suggests("wrong-checkpoint", 5.0),
@@ -193,7 +206,8 @@ fn wrong_shapes(
 ) {
     let Some((tensor, is, should)) = compared.wrong.first() else { return };
     let title = format!(
-        "{} kinds of tensors have another shape than config.json gives them, as {tensor}: {is}, expected {should}",
+        "{} kinds of tensors have another shape than config.json gives them, as {tensor}: {is}, \
+            expected {should}",
         compared.wrong.len()
     );
     let mut finding = Finding::new(CHECK, "wrong-shape", Severity::Error, title)
@@ -220,7 +234,11 @@ fn unknown(sizes: &ModelSizes, compared: &Compared, findings: &mut Vec<Finding>)
             finding = finding.proof(ProofKind::File, tensor, format!("{count} of this kind"));
         }
         let finding = finding
-            .remedy("Check that config.json and the shards are of one revision, and that the engine's version knows this export.", vec![])
+            .remedy(
+                "Check that config.json and the shards are of one revision, and that the engine's \
+                version knows this export.",
+                vec![],
+            )
             .suggests("quantization-loader", 1.0)
             .suggests("wrong-checkpoint", 0.8);
         findings.push(finding);
@@ -297,9 +315,27 @@ fn prefixes(evidence: &CheckpointEvidence, findings: &mut Vec<Finding>) {
         };
         findings.push(
             Finding::new(CHECK, "prefix", Severity::Warning, title)
-                .detail("Early NVFP4 exports of Kimi-K2.5 have these names. An engine without the mapping treats the attention as quantized or stops with shape errors (vLLM 0.15.x and SGLang of that time; repaired by vLLM pull request 33876 and SGLang pull request 18370).")
-                .proof(ProofKind::File, &evidence.location, evidence.prefixes.iter().map(|(p, n)| format!("{n} × {p}")).collect::<Vec<_>>().join(", "))
-                .remedy("Use an engine release that maps the names, or fetch the current revision of the checkpoint.", vec!["uv pip install -U vllm".to_owned()])
+                .detail(
+                    "Early NVFP4 exports of Kimi-K2.5 have these names. An engine without the \
+                    mapping treats the attention as quantized or stops with shape errors (vLLM 0.15.x \
+                    and SGLang of that time; repaired by vLLM pull request 33876 and SGLang pull \
+                    request 18370).",
+                )
+                .proof(
+                    ProofKind::File,
+                    &evidence.location,
+                    evidence
+                        .prefixes
+                        .iter()
+                        .map(|(p, n)| format!("{n} × {p}"))
+                        .collect::<Vec<_>>()
+                        .join(", "),
+                )
+                .remedy(
+                    "Use an engine release that maps the names, or fetch the current revision of \
+                    the checkpoint.",
+                    vec!["uv pip install -U vllm".to_owned()],
+                )
                 // Engines take the language model's own prefix off before they match; the early names are what fails.
                 .suggests("quantization-loader", if early { 4.0 } else { 2.0 }),
         );

@@ -21,7 +21,9 @@ pub fn digest(evidence: &CheckpointEvidence, deployment: &Deployment) -> Result<
     let lengths = digests.files.kept.iter().filter(|file| file.expected_bytes.is_some()).count();
     if compared.is_empty() && lengths == 0 && digests.absent.is_empty() {
         return Err(Skip(format!(
-            "nothing says what the digests should be; get a manifest with: curl -s https://huggingface.co/api/models/{}?blobs=true > manifest.json, and give it with --manifest",
+            "nothing says what the digests should be; get a manifest with: curl -s \
+                'https://huggingface.co/api/models/{}?blobs=true' > manifest.json, and give it with \
+                --manifest",
             super::repository(evidence, deployment)
         )));
     }
@@ -107,7 +109,8 @@ fn mismatch(bad: &Capped<&FileDigest>, evidence: &CheckpointEvidence, deployment
     // An edited template or config is a decision; edited weights are damage.
     let severity = if weights { Severity::Error } else { Severity::Warning };
     let mut finding = Finding::new(CHECK, "mismatch", severity, title).detail(
-        "One wrong bit changes the digest. The file was damaged on its way or on the disk, or it is of another revision.",
+        "One wrong bit changes the digest. The file was damaged on its way or on the disk, or it is of \
+            another revision.",
     );
     for file in bad.kept.iter().take(8) {
         let short = |digest: &Option<String>| {

@@ -167,13 +167,15 @@ fn problem(
 fn detail(kind: Kind) -> &'static str {
     match kind {
         Kind::Short => {
-            "A reader that maps the file reads zeros or left-overs beyond its end, without an error; others refuse to start."
+            "A reader that maps the file reads zeros or left-overs beyond its end, without an error; \
+                others refuse to start."
         }
         Kind::Long | Kind::Gap => {
             "The safetensors library refuses such a file; a mapped reader may take wrong bytes."
         }
         Kind::LfsPointer => {
-            "A loader takes the first eight letters for a header's length and asks for that much memory: it looks like running out of memory."
+            "A loader takes the first eight letters for a header's length and asks for that much \
+                memory: it looks like running out of memory."
         }
         Kind::Hole => {
             "These ranges were allocated and never written: a download that was interrupted, or a copy that ended early. \

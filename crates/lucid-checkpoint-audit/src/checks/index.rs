@@ -85,7 +85,11 @@ fn one(
         );
         findings.push(
             new("stale", Severity::Warning, title)
-                .detail("The index belongs to another state of the files: a quantization tool left it, or shards were replaced. checkpoint.architecture says whether the model needs these tensors.")
+                .detail(
+                    "The index belongs to another state of the files: a quantization tool left it, \
+                    or shards were replaced. checkpoint.architecture says whether the model needs these \
+                    tensors.",
+                )
                 .proof(ProofKind::File, &facts.name, examples(&facts.absent, Clone::clone))
                 .remedy("Fetch index and shards of one revision.", regenerate.clone())
                 .suggests("checkpoint-corrupt", 1.5)
@@ -99,11 +103,10 @@ fn one(
             facts.name,
             examples(&facts.unlisted, Clone::clone)
         );
-        findings.push(
-            new("unlisted-tensor", Severity::Info, title).detail(
-                "NVIDIA's quantization script for DeepSeek leaves its new scales out of the index. vLLM and SGLang read whole shards and find them.",
-            ),
-        );
+        findings.push(new("unlisted-tensor", Severity::Info, title).detail(
+            "NVIDIA's quantization script for DeepSeek leaves its new scales out of the index. vLLM \
+                    and SGLang read whole shards and find them.",
+        ));
     }
     unlisted_shards(facts, evidence, deployment, findings);
     if !facts.moved.is_empty() {
@@ -115,7 +118,10 @@ fn one(
         );
         findings.push(
             new("moved", Severity::Warning, title)
-                .detail("vLLM and SGLang read whole shards and find them; loaders that open the shard that the index names do not.")
+                .detail(
+                    "vLLM and SGLang read whole shards and find them; loaders that open the shard \
+                    that the index names do not.",
+                )
                 .proof(ProofKind::File, &facts.name, examples(&facts.moved, Clone::clone))
                 .remedy("Fetch index and shards of one revision.", regenerate.clone())
                 .suggests("checkpoint-corrupt", 1.0),
@@ -166,7 +172,8 @@ fn unlisted_shards(
     }
     let skipped = matches!(deployment.engine, None | Some(EngineKind::Vllm | EngineKind::Sglang));
     let detail = if skipped {
-        "vLLM and SGLang read only the shards that the index names: what is in these files stays at its initial value or stops the start."
+        "vLLM and SGLang read only the shards that the index names: what is in these files stays at its \
+            initial value or stops the start."
     } else {
         "Engines that go by the index don't read them."
     };

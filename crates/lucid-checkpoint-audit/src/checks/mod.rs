@@ -1,6 +1,7 @@
 //! The checks: one file each. They read the evidence alone.
 
 mod architecture;
+mod chat_template;
 mod digest;
 mod extents;
 mod index;

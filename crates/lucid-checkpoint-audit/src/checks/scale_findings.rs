@@ -52,7 +52,8 @@ fn meaning(kind: Kind) -> Meaning {
             "zero-run",
             Error,
             "matrices have long runs of zero bytes",
-            "Trained values are not zero side by side: a piece of the file was lost, while its length stayed right.",
+            "Trained values are not zero side by side: a piece of the file was lost, while its length \
+                stayed right.",
             &[("checkpoint-corrupt", 5.0)],
         ),
         Kind::ZeroRows => (
@@ -80,7 +81,8 @@ fn meaning(kind: Kind) -> Meaning {
             "scale-subnormal",
             Warning,
             "tensors of block scales lie almost wholly in E4M3's subnormal range",
-            "Below 2⁻⁶ E4M3 loses its three bits of precision one by one: a global scale was folded into the block scales. The model loses quality, steadily and everywhere.",
+            "Below 2⁻⁶ E4M3 loses its three bits of precision one by one: a global scale was folded \
+                into the block scales. The model loses quality, steadily and everywhere.",
             &[("checkpoint-scales", 5.0)],
         ),
         Kind::ScaleNegative => (
@@ -108,7 +110,8 @@ fn meaning(kind: Kind) -> Meaning {
             "global-reciprocal",
             Error,
             "global scales are the reciprocals of what their name stands for",
-            "ModelOpt's weight_scale_2 multiplies, compressed-tensors' weight_global_scale divides. A conversion between the two forgot to invert.",
+            "ModelOpt's weight_scale_2 multiplies, compressed-tensors' weight_global_scale divides. A \
+                conversion between the two forgot to invert.",
             &[("checkpoint-scales", 6.0), ("quantization-loader", 2.0)],
         ),
         Kind::DecodedMagnitude => (
@@ -122,7 +125,9 @@ fn meaning(kind: Kind) -> Meaning {
             "gate-up-differ",
             Error,
             "pairs of gate and up projections have different global scales",
-            "vLLM and SGLang use one scale for both: a mixture of experts takes gate's, a fused dense layer the larger. The other matrix is off by the factor. (vLLM only warns: w1_weight_scale_2 must match w3_weight_scale_2.)",
+            "vLLM and SGLang use one scale for both: a mixture of experts takes gate's, a fused dense \
+                layer the larger. The other matrix is off by the factor. (vLLM only warns: \
+                w1_weight_scale_2 must match w3_weight_scale_2.)",
             &[("checkpoint-scales", 5.0)],
         ),
         Kind::GateUpInput => (
@@ -136,21 +141,24 @@ fn meaning(kind: Kind) -> Meaning {
             "input-invalid",
             Error,
             "activation scales are zero, negative or no number",
-            "With quantized activations (W4A4, FP8) the layer's output is lost; weight-only execution ignores them.",
+            "With quantized activations (W4A4, FP8) the layer's output is lost; weight-only execution \
+                ignores them.",
             &[("checkpoint-scales", 5.0), ("nan-logits", 1.0)],
         ),
         Kind::InputSaturated => (
             "input-saturated",
             Warning,
             "activation scales are larger than any activation",
-            "Everything rounds to zero with quantized activations. The calibration ran over, or the reciprocal was stored.",
+            "Everything rounds to zero with quantized activations. The calibration ran over, or the \
+                reciprocal was stored.",
             &[("checkpoint-scales", 4.0)],
         ),
         Kind::InputMissing => (
             "input-missing",
             Warning,
             "modules lack the activation scale that others of their kind have",
-            "Experts that calibration never reached have none; engines then use 1 or a left-over. Weight-only execution ignores them.",
+            "Experts that calibration never reached have none; engines then use 1 or a left-over. \
+                Weight-only execution ignores them.",
             &[("checkpoint-scales", 3.0), ("quantization-loader", 1.0)],
         ),
         Kind::ScaleMissing => (
@@ -164,7 +172,8 @@ fn meaning(kind: Kind) -> Meaning {
             "layer-outlier",
             Warning,
             "matrices are ten times off those of near layers",
-            "Neighbours drift, they don't jump and come back: a wrong scale or a mixed-up tensor, unless the model is made so.",
+            "Neighbours drift, they don't jump and come back: a wrong scale or a mixed-up tensor, \
+                unless the model is made so.",
             &[("checkpoint-scales", 3.0), ("checkpoint-corrupt", 2.0)],
         ),
         Kind::ExpertOutlier => (
@@ -215,7 +224,8 @@ pub(super) fn finding(
         let mut shards: Vec<String> = tensors.kept.iter().map(|tensor| tensor.shard.clone()).collect();
         shards.sort_unstable();
         shards.dedup();
-        let text = "Compare the shards' digests with the publisher's (--manifest). If they differ, download them again; if not, the export itself is at fault: quantize again, or use another.";
+        let text = "Compare the shards' digests with the publisher's (--manifest). If they differ, \
+            download them again; if not, the export itself is at fault: quantize again, or use another.";
         finding = finding.remedy(text, fetch_again(evidence, deployment, &shards));
     }
     for (cause, weight) in meaning.causes {

@@ -62,7 +62,10 @@ fn usual(statistics: &Statistics) -> Finding {
     let title =
         format!("Weights and scales of {} tensors look as they should", thousands(statistics.tensors));
     Finding::new(CHECK, "usual", Severity::Info, title)
-        .detail("No NaN, no zero runs, no layer off its neighbours. Wrong bits that leave the statistics alone are only seen by digests.")
+        .detail(
+            "No NaN, no zero runs, no layer off its neighbours. Wrong bits that leave the \
+            statistics alone are only seen by digests.",
+        )
         .suggests("checkpoint-corrupt", -1.5)
         .suggests("checkpoint-scales", -3.0)
 }
@@ -81,8 +84,15 @@ fn convention(statistics: &Statistics, findings: &mut Vec<Finding>) {
     );
     findings.push(
         Finding::new(CHECK, "global-divides", Severity::Info, title)
-            .detail("The files are right. ModelOpt stores the reciprocal; a loader that multiplies gives text without sense on every kernel alike.")
-            .proof(ProofKind::Number, "weight_global_scale", format!("{} values, median {}", global.count, global.median))
+            .detail(
+                "The files are right. ModelOpt stores the reciprocal; a loader that multiplies \
+                gives text without sense on every kernel alike.",
+            )
+            .proof(
+                ProofKind::Number,
+                "weight_global_scale",
+                format!("{} values, median {}", global.count, global.median),
+            )
             .suggests("quantization-loader", 1.0),
     );
 }
@@ -136,10 +146,20 @@ fn kv_cache(
     };
     findings.push(
         Finding::new(CHECK, slug, severity, title)
-            .detail("Engines then use 1.0. For the latent of MLA that is often good enough: neither proof of a fault nor clearance. Compare with a BF16 cache.")
+            .detail(
+                "Engines then use 1.0. For the latent of MLA that is often good enough: neither \
+                proof of a fault nor clearance. Compare with a BF16 cache.",
+            )
             .active(if in_use { Some(true) } else { None })
-            .proof(ProofKind::Number, "KV cache", format!("declared {}, flag {}", declared.unwrap_or("nothing"), flag.unwrap_or("none")))
-            .remedy("Ask the same with a BF16 KV cache and compare.", vec!["vllm serve … --kv-cache-dtype bfloat16".to_owned()])
+            .proof(
+                ProofKind::Number,
+                "KV cache",
+                format!("declared {}, flag {}", declared.unwrap_or("nothing"), flag.unwrap_or("none")),
+            )
+            .remedy(
+                "Ask the same with a BF16 KV cache and compare.",
+                vec!["vllm serve … --kv-cache-dtype bfloat16".to_owned()],
+            )
             .suggests("kv-cache-scales", weight),
     );
 }
@@ -153,11 +173,22 @@ fn requested(evidence: &CheckpointEvidence, deployment: &Deployment, findings: &
     if old && sparse {
         let gpu = deployment.gpus.first().map_or("this GPU", |gpu| gpu.name.as_str());
         findings.push(
-            Finding::new(CHECK, "kv-fp8-unsupported", Severity::Error, format!("The checkpoint asks for an FP8 KV cache, which no sparse-attention backend has on {gpu}"))
-                .detail("No flag was given, so the engine takes the cache's type from the checkpoint: the start ends with \"No valid attention backend found\".")
-                .proof(ProofKind::File, "config.json", "kv_cache_scheme or kv_cache_quant_algo is FP8")
-                .remedy("Say the cache's type.", vec!["vllm serve … --kv-cache-dtype bfloat16".to_owned()])
-                .suggests("wrong-flags", 4.0),
+            Finding::new(
+                CHECK,
+                "kv-fp8-unsupported",
+                Severity::Error,
+                format!(
+                    "The checkpoint asks for \
+                an FP8 KV cache, which no sparse-attention backend has on {gpu}"
+                ),
+            )
+            .detail(
+                "No flag was given, so the engine takes the cache's type from the checkpoint: \
+                    the start ends with \"No valid attention backend found\".",
+            )
+            .proof(ProofKind::File, "config.json", "kv_cache_scheme or kv_cache_quant_algo is FP8")
+            .remedy("Say the cache's type.", vec!["vllm serve … --kv-cache-dtype bfloat16".to_owned()])
+            .suggests("wrong-flags", 4.0),
         );
     } else {
         findings.push(

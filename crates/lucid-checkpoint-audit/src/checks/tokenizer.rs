@@ -2,11 +2,11 @@
 
 use lucid_findings::{Deployment, Examined, Finding, ProofKind, Severity, Skip};
 
-use super::{active, examples, fetch_again, thousands};
+use super::{active, chat_template, examples, fetch_again, thousands};
 use crate::evidence::CheckpointEvidence;
-use crate::tokenizer::{SpecialId, TemplateFacts, TokenizerFacts};
+use crate::tokenizer::{SpecialId, TokenizerFacts};
 
-const CHECK: &str = "checkpoint.tokenizer";
+pub(super) const CHECK: &str = "checkpoint.tokenizer";
 
 /// Whether the vocabulary fits the model, generations end where the template ends a turn, and markers survive decoding.
 ///
@@ -34,10 +34,10 @@ pub fn tokenizer(evidence: &CheckpointEvidence, deployment: &Deployment) -> Resu
     vocabulary(evidence, facts, &mut findings);
     ids(evidence, facts, &mut findings);
     if let Some(template) = &facts.template {
-        turn(facts, template, &mut findings);
-        rendering(template, &mut findings);
+        chat_template::turn(facts, template, &mut findings);
+        chat_template::rendering(template, &mut findings);
     } else if let Some(problem) = &facts.template_problem {
-        no_template(problem, &mut findings);
+        chat_template::absent(problem, &mut findings);
     }
     markers(facts, &mut findings);
     added(facts, &mut findings);
@@ -91,7 +91,10 @@ fn vocabulary(evidence: &CheckpointEvidence, facts: &TokenizerFacts, findings: &
         let title = format!("The tokenizer has ids up to {}, the model {rows} rows", facts.vocab_size - 1);
         findings.push(
             Finding::new(CHECK, "vocabulary-larger", Severity::Error, title)
-                .detail("An id beyond the embedding reads other memory or stops the server. Tokenizer and weights are of different models.")
+                .detail(
+                    "An id beyond the embedding reads other memory or stops the server. Tokenizer \
+                    and weights are of different models.",
+                )
                 .proof(ProofKind::Number, "vocabulary", format!("{} against {rows}", facts.vocab_size))
                 .remedy("Fetch tokenizer and weights of one revision.", vec![])
                 .suggests("wrong-checkpoint", 4.0)
@@ -146,133 +149,6 @@ fn ids(evidence: &CheckpointEvidence, facts: &TokenizerFacts, findings: &mut Vec
     }
 }
 
-/// Ids that end a generation, by file.
-fn ends(facts: &TokenizerFacts) -> Vec<&SpecialId> {
-    facts.ids.iter().filter(|id| id.role == "eos").collect()
-}
-
-fn turn(facts: &TokenizerFacts, template: &TemplateFacts, findings: &mut Vec<Finding>) {
-    let Some((name, id)) = &template.turn_end else { return };
-    let ends = ends(facts);
-    if ends.is_empty() {
-        let title = format!("No file says what ends a generation; the template ends a turn with {name}");
-        findings.push(eos(
-            Finding::new(CHECK, "eos-absent", Severity::Warning, title)
-                .detail("Generations run to the limit.")
-                .suggests("chat-template", 3.0),
-            name,
-            *id,
-        ));
-        return;
-    }
-    let said = || {
-        let text = |id: &&SpecialId| {
-            format!("{} ({}) in {}", id.id.unwrap_or_default(), id.name.as_deref().unwrap_or("?"), id.file)
-        };
-        ends.iter().map(text).collect::<Vec<_>>().join(", ")
-    };
-    let by: Vec<&str> = ends.iter().filter(|end| end.id == Some(*id)).map(|end| end.file.as_str()).collect();
-    if by.is_empty() {
-        let title = format!(
-            "The template ends a turn with {name} ({id}), and no file names it as an end: {}",
-            said()
-        );
-        let finding = Finding::new(CHECK, "eos-turn", Severity::Error, title)
-            .detail("Generations run past the end of the turn: the model goes on with a question of its own, or repeats itself to the limit.")
-            .proof(ProofKind::File, &template.source, format!("a turn ends with {name}"))
-            .proof(ProofKind::File, "configs", said())
-            .suggests("chat-template", 4.0)
-            .suggests("wrong-checkpoint", 1.0);
-        findings.push(eos(finding, name, *id));
-    } else if facts.generation_config && by == ["config.json"] {
-        // vLLM takes generation_config.json and the tokenizer's own eos; config.json counts where there is no other.
-        let title = format!("{name} ({id}) ends a turn, and only config.json names it as an end: {}", said());
-        let finding = Finding::new(CHECK, "eos-config-only", Severity::Warning, title)
-            .detail("vLLM reads the ends from generation_config.json and tokenizer_config.json when they are there, and runs past this one.")
-            .proof(ProofKind::File, "configs", said())
-            .suggests("chat-template", 3.0);
-        findings.push(eos(finding, name, *id));
-    } else if ends.iter().any(|end| end.id != Some(*id) && !end.file.starts_with("tokenizer.ggml")) {
-        let title = format!("{name} ({id}) ends a turn; files differ in what ends a generation: {}", said());
-        findings.push(Finding::new(CHECK, "eos-differs", Severity::Info, title));
-    }
-}
-
-/// The remedy for a wrong end.
-fn eos(finding: Finding, name: &str, id: u64) -> Finding {
-    finding.remedy(
-        format!("Name {name} in generation_config.json, or send stop_token_ids with each request."),
-        vec![format!("vllm serve … --override-generation-config '{{\"eos_token_id\": {id}}}'")],
-    )
-}
-
-fn rendering(template: &TemplateFacts, findings: &mut Vec<Finding>) {
-    if let Some(problem) = &template.problem {
-        findings.push(
-            Finding::new(CHECK, "template-fails", Severity::Error, format!("{} fails on a plain conversation: {problem}", template.source))
-                .detail("Rendered were a question, an answer and a question. If the engine's own Jinja knows a function that is not known here, this is no fault.")
-                .confidence(0.8)
-                .proof(ProofKind::File, &template.source, problem)
-                .remedy("Fetch the template again, or give another with --chat-template.", vec![])
-                .suggests("chat-template", 4.0),
-        );
-        return;
-    }
-    if !template.lost.is_empty() {
-        let words = |word: &String| match word.as_str() {
-            "qxzquestion" => "the first question",
-            "qxzanswer" => "the assistant's answer",
-            _ => "the last question",
-        };
-        let lost = template.lost.iter().map(words).collect::<Vec<_>>().join(" and ");
-        findings.push(
-            Finding::new(
-                CHECK,
-                "template-loses",
-                Severity::Error,
-                format!("{} leaves out {lost}", template.source),
-            )
-            .detail("The model never sees it.")
-            .proof(ProofKind::File, &template.source, &template.rendered)
-            .remedy("Fetch the template again, or give another with --chat-template.", vec![])
-            .suggests("chat-template", 5.0),
-        );
-    }
-    if let Some(first) = template.broken_markers.first() {
-        findings.push(
-            Finding::new(CHECK, "marker-broken", Severity::Warning, format!("{} writes {first}, which is no token of this tokenizer", template.source))
-                .detail("The model sees letters where it learned a token. Template and tokenizer are of different models, or tokenizer_config.json lost its added tokens.")
-                .proof(ProofKind::File, &template.source, template.broken_markers.join(" "))
-                .remedy("Fetch template and tokenizer of one revision.", vec![])
-                .suggests("chat-template", 3.5)
-                .suggests("tokenizer-decode", 2.0),
-        );
-    }
-}
-
-fn no_template(problem: &str, findings: &mut Vec<Finding>) {
-    let absent = problem.contains("there is no chat template");
-    let (slug, severity, weight) = if absent {
-        ("template-absent", Severity::Warning, 2.0)
-    } else {
-        ("template-invalid", Severity::Error, 4.0)
-    };
-    let detail = if absent {
-        "Chat requests are refused, unless the engine is given one with --chat-template."
-    } else {
-        "Chat requests fail."
-    };
-    findings.push(
-        Finding::new(CHECK, slug, severity, problem)
-            .detail(detail)
-            .remedy(
-                "Fetch chat_template.jinja of the model, or give one.",
-                vec!["vllm serve … --chat-template FILE".to_owned()],
-            )
-            .suggests("chat-template", weight),
-    );
-}
-
 /// What a parser must see in the decoded text.
 const PARSED: [&str; 7] = [
     "<think>",
@@ -299,7 +175,10 @@ fn markers(facts: &TokenizerFacts, findings: &mut Vec<Finding>) {
         );
         let severity = if think { Severity::Warning } else { Severity::Info };
         let mut finding = Finding::new(CHECK, "marker-special", severity, title)
-            .detail("A parser that reads the decoded text then never sees the end of thinking, and the whole answer counts as reasoning.")
+            .detail(
+                "A parser that reads the decoded text then never sees the end of thinking, and the \
+                whole answer counts as reasoning.",
+            )
             .proof(ProofKind::File, "tokenizer_config.json", hidden.join(" "));
         if think {
             finding = finding
@@ -368,7 +247,10 @@ fn added(facts: &TokenizerFacts, findings: &mut Vec<Finding>) {
         );
         findings.push(
             Finding::new(CHECK, "added-differ", Severity::Error, title)
-                .detail("A conversion gave the added tokens new ids: the model's </think> decodes to something else or to nothing.")
+                .detail(
+                    "A conversion gave the added tokens new ids: the model's </think> decodes to \
+                    something else or to nothing.",
+                )
                 .proof(ProofKind::File, "tokenizer_config.json", examples(differing, Clone::clone))
                 .remedy("Remove the converted tokenizer.json, or fetch the original one.", vec![])
                 .suggests("tokenizer-decode", 6.0),
@@ -382,7 +264,9 @@ fn added(facts: &TokenizerFacts, findings: &mut Vec<Finding>) {
         );
         findings.push(
             Finding::new(CHECK, "gapped-ids", Severity::Info, title)
-                .detail("The files are right. transformers 5.4.0, until its pull request 45359, replaces this tokenizer's class by one that can't keep gaps: ids after the first gap are shifted, and </think> decodes to nothing.")
+                .detail("The files are right. transformers 5.4.0, until its pull request 45359, \
+                    replaces this tokenizer's class by one that can't keep gaps: ids after the first \
+                    gap are shifted, and </think> decodes to nothing.")
                 .remedy(
                     "If answers come as reasoning only, decode the id of </think> in the serving environment.",
                     vec!["uv pip install 'transformers<5.4'".to_owned()],
@@ -401,14 +285,20 @@ fn twins(facts: &TokenizerFacts, findings: &mut Vec<Finding>) {
         "tokenizer.json and tiktoken.model are two different tokenizers: {} ids and {} of {} texts differ",
         twins.ids_differing.total, twins.texts_differing.total, twins.texts
     );
-    let mut finding = Finding::new(CHECK, "twins-differ", Severity::Error, title)
-        .detail("Engines differ in which file they read: one of them gives the model other tokens than it was trained on.");
+    let mut finding = Finding::new(CHECK, "twins-differ", Severity::Error, title).detail(
+        "Engines differ in which file they read: one of them gives the model other tokens than \
+            it was trained on.",
+    );
     for text in twins.ids_differing.kept.iter().chain(&twins.texts_differing.kept).take(8) {
         finding = finding.proof(ProofKind::File, "tokenizer.json", text);
     }
     findings.push(
         finding
-            .remedy("Remove tokenizer.json if it was made by a conversion; tiktoken.model is the original of Kimi checkpoints.", vec![])
+            .remedy(
+                "Remove tokenizer.json if it was made by a conversion; tiktoken.model is the \
+                original of Kimi checkpoints.",
+                vec![],
+            )
             .suggests("tokenizer-decode", 5.0),
     );
 }

@@ -87,7 +87,8 @@ fn parse(cursor: &mut Cursor<'_>, header: &mut Header) -> Result<u64, Stop> {
         let bytes = match size {
             Ok(Some(bytes)) => bytes,
             Ok(None) => {
-                let next = offsets.iter().copied().find(|&next| next > offset).unwrap_or(data);
+                let after = offsets.partition_point(|&next| next <= offset);
+                let next = offsets.get(after).copied().unwrap_or(data);
                 next.saturating_sub(offset)
             }
             Err(problem) => {

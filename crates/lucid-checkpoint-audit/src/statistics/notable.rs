@@ -137,6 +137,11 @@ pub(super) fn tensor(tensor: &Measured<'_>, out: &mut Notables) {
 
 fn matrix(tensor: &Measured<'_>, out: &mut Notables) {
     let m = tensor.moments;
+    // Tables of positions in vision towers may be zero or constant as they were made.
+    let table = tensor.entry.name.contains("pos_emb") || tensor.entry.name.contains("inv_freq");
+    if table && (m.zero == m.elements || m.constant || m.zero_run_bytes > 0) {
+        return;
+    }
     let finite = m.elements - (m.nan + m.infinite).min(m.elements);
     if m.elements >= MATRIX && m.zero == m.elements {
         out.of(Kind::AllZero, tensor, m.elements as f64, format!("all {} values are zero", m.elements));
@@ -180,7 +185,8 @@ fn matrix(tensor: &Measured<'_>, out: &mut Notables) {
             (false, false) => "",
         };
         let text = format!(
-            "{length} zero bytes from byte {file_at} of the file ({:.2} % of the tensor){aligned}; {} in all runs",
+            "{length} zero bytes from byte {file_at} of the file ({:.2} % of the tensor){aligned}; {} \
+                in all runs",
             100.0 * length as f64 / tensor.entry.bytes.max(1) as f64,
             m.zero_run_bytes
         );

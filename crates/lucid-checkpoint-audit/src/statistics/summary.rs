@@ -182,7 +182,8 @@ fn layer_outliers(groups: &Groups<'_>, notables: &mut Notables) {
             if high > OUTLIER || low < 1.0 / OUTLIER {
                 let ratio = if high > OUTLIER { high } else { low };
                 let text = format!(
-                    "root mean square {rms:.3e} in layer {layer}, {ratio:.3} times the nearest of {} near layers",
+                    "root mean square {rms:.3e} in layer {layer}, {ratio:.3} times the nearest of {} \
+                        near layers",
                     ratios.len()
                 );
                 notables.add(Kind::LayerOutlier, path, shard, ratio, text);

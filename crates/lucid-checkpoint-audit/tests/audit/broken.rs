@@ -141,6 +141,17 @@ fn random_bytes_anywhere_in_any_file_never_end_it() {
 }
 
 #[test]
+fn sizes_that_no_model_has_are_not_looked_for() {
+    for (layers, experts) in [(u32::MAX, 4), (4, u32::MAX), (9_999, 65_536)] {
+        let mut evidence = Patient::canary().gather(&Options::default());
+        let sizes = evidence.sizes.as_mut().unwrap();
+        (sizes.layers, sizes.experts) = (layers, experts);
+        let audit = Audit::of(&evidence, &Default::default());
+        assert!(audit.skips.iter().any(|(check, _)| *check == "checkpoint.architecture"));
+    }
+}
+
+#[test]
 fn evidence_stays_small_whatever_a_header_says() {
     // 40,000 names without any pattern.
     let mut json = String::from("{");

@@ -133,6 +133,16 @@ fn a_blob_of_the_cache_is_named_by_its_digest() {
     let audit = Audit::of(&evidence(&snapshot), &Deployment::default());
     audit.is_clean();
     audit.find("checkpoint.digest/matches");
+    // The repository's folder stands for the revision that refs/main names, or for its only one.
+    let repository = snapshot.parent().unwrap().parent().unwrap();
+    for named in [false, true] {
+        if named {
+            fs::create_dir_all(repository.join("refs")).unwrap();
+            fs::create_dir(repository.join("snapshots/another")).unwrap();
+            fs::write(repository.join("refs/main"), "0123456789abcdef").unwrap();
+        }
+        Audit::of(&evidence(repository), &Deployment::default()).find("checkpoint.digest/matches");
+    }
     for name in SHARDS {
         let blob = snapshot.join(name).canonicalize().unwrap();
         let whole = fs::read(&blob).unwrap();

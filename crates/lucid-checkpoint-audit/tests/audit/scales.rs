@@ -256,6 +256,24 @@ fn unused_rows_of_a_vocabulary_are_no_damage() {
 }
 
 #[test]
+fn a_table_of_positions_may_be_zero() {
+    let patient = Patient::canary();
+    for (i, name) in
+        ["vision_tower.patch_embed.pos_emb.weight", "vision_tower.patch_embed.pos_emb.time_weight"]
+            .iter()
+            .enumerate()
+    {
+        patient.edit_shard(SHARDS[i], |shard| {
+            let begin = shard.data.len();
+            shard.data.extend(std::iter::repeat_n(0u8, 16_384));
+            let entry = json!({"dtype": "BF16", "shape": [64, 128], "data_offsets": [begin, begin + 16_384]});
+            shard.header.insert((*name).to_owned(), entry);
+        });
+    }
+    patient.audit().is_clean();
+}
+
+#[test]
 fn bytes_of_something_else_are_no_weights() {
     let mut random = Random::new();
     for tensor in [
