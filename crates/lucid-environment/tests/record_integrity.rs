@@ -178,6 +178,17 @@ fn files_beside_the_recorded_ones_are_seen() {
 }
 
 #[test]
+fn one_unrecorded_file_that_may_run_is_enough() {
+    let patient = vllm();
+    patient.write(&format!("{SITE}/vllm/model_executor/models/other_model.py"), "");
+    let findings = patient.findings(&kimi());
+    assert_eq!(find(&findings, "env.record-integrity/unrecorded-code").unwrap().severity, Severity::Info);
+    patient.write(&format!("{SITE}/vllm/patch.py"), "");
+    let findings = patient.findings(&kimi());
+    assert_eq!(find(&findings, "env.record-integrity/unrecorded-code").unwrap().severity, Severity::Warning);
+}
+
+#[test]
 fn what_python_and_installers_write_is_normal() {
     let patient = vllm();
     patient.write(&format!("{SITE}/vllm/__pycache__/logger.cpython-311.pyc"), "bytecode");

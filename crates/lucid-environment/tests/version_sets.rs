@@ -132,6 +132,18 @@ fn requirements_are_evaluated_for_that_interpreter() {
 }
 
 #[test]
+fn what_is_missing_is_installed_as_it_is_asked_for() {
+    let patient = Patient::new();
+    patient.install("vllm", "0.32.0", &["xgrammar == 0.2.8", "left-pad"], &[]);
+    let findings = patient.findings(&Deployment::default());
+    let finding = find(&findings, "env.version-sets/missing").unwrap();
+    assert_eq!(
+        finding.remedy.as_ref().unwrap().commands,
+        ["/opt/venv/bin/python -m pip install --no-deps xgrammar==0.2.8"]
+    );
+}
+
+#[test]
 fn extras_switch_requirements_on() {
     let patient = Patient::new();
     patient.install("sglang", "0.5.20", &["flashinfer-python[cu13]==0.6.18"], &[]);

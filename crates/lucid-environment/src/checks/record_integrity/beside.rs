@@ -128,7 +128,14 @@ impl Judge<'_> {
         }
         for (distribution, files) in by_distribution {
             let part = ServedPath::known().part(distribution);
-            let active = files.iter().filter_map(|path| self.active(path, distribution).active).max();
+            let each: Vec<Option<bool>> =
+                files.iter().map(|path| self.active(path, distribution).active).collect();
+            // One file that may run is enough to look at all of them.
+            let active = match (each.contains(&Some(true)), each.contains(&None)) {
+                (true, _) => Some(true),
+                (false, true) => None,
+                (false, false) => Some(false),
+            };
             let quiet = part == Part::Other || active == Some(false);
             let mut finding = Finding::new(CHECK, "unrecorded-code", if quiet { Severity::Info } else { Severity::Warning },
                 format!("{} in the folders of {distribution} that it did not publish", counted(files.len(), "code file lies", "code files lie")))

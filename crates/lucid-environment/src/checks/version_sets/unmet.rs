@@ -24,7 +24,7 @@ impl Judge<'_> {
             .collect();
         let serving = self.requirements.closure(engines);
         let mut seen: BTreeSet<(String, String)> = BTreeSet::new();
-        let mut missing: BTreeMap<usize, Vec<String>> = BTreeMap::new();
+        let mut missing: BTreeMap<usize, Vec<(String, String)>> = BTreeMap::new();
         let mut other: Vec<String> = Vec::new();
         let mut expected: Vec<String> = Vec::new();
         // An engine's own word comes before what its dependencies say of the same package.
@@ -44,7 +44,10 @@ impl Judge<'_> {
                     expected.push(format!("{text}, {installed} is there: {}", rule.why))
                 }
                 (Failure::Missing, _) if serving.contains(&unmet.requirer) => {
-                    missing.entry(unmet.requirer).or_default().push(unmet.name.clone());
+                    missing
+                        .entry(unmet.requirer)
+                        .or_default()
+                        .push((unmet.name.clone(), unmet.specifiers.replace(' ', "")));
                 }
                 (Failure::Missing, _) => other.push(format!("{text}, which is not installed")),
                 (Failure::Build(installed), _) => {
@@ -74,9 +77,15 @@ impl Judge<'_> {
                 }
             }
         }
-        for (requirer, names) in missing {
+        for (requirer, absent) in missing {
             let requirer = &self.evidence.distributions[requirer];
-            let grave: Vec<&String> = names.iter().filter(|name| known.part(name) == Part::Stack).collect();
+            let names: Vec<&str> = absent.iter().map(|(name, _)| name.as_str()).collect();
+            // Installed without their own dependencies, so each in the very range that is asked for.
+            let grave: Vec<String> = absent
+                .iter()
+                .filter(|(name, _)| known.part(name) == Part::Stack)
+                .map(|(name, specifiers)| format!("{name}{specifiers}"))
+                .collect();
             let warn = !grave.is_empty() && known.part(&requirer.name) == Part::Engine;
             let mut finding = Finding::new(
                 CHECK,
@@ -93,9 +102,8 @@ impl Judge<'_> {
             .active(None)
             .suggests(CAUSE, if warn { 2.0 } else { 0.3 });
             if warn {
-                let list: Vec<String> = grave.iter().map(|name| (*name).clone()).collect();
                 finding = finding
-                    .remedy("Install what is missing.", vec![self.commands().install(None, &list, None)]);
+                    .remedy("Install what is missing.", vec![self.commands().install(None, &grave, None)]);
             }
             findings.push(finding);
         }
