@@ -3,7 +3,8 @@
 use ruff_python_ast::{self as ast, BoolOp, CmpOp, Expr, Operator, UnaryOp};
 
 use crate::evaluate::Evaluator;
-use crate::names::{Measure, Measured, Value};
+use crate::measures::{counted, measured, turned};
+use crate::names::Value;
 
 /// What a condition asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -372,156 +373,8 @@ impl<'a> Evaluator<'_, 'a> {
         }
         Some((GuardKind::Flag(flag), spelled))
     }
-
-    /// The variable that an expression reads, if it is one that code could set as a flag.
-    pub(crate) fn flag(&self, expression: &'a Expr) -> Option<Flag> {
-        match expression {
-            Expr::Attribute(attribute) => self.flag_named(&attribute.value, attribute.attr.as_str()),
-            Expr::Name(name) => match self.scopes.lookup(self.scope, name.id.as_str()) {
-                Some(binding) => match binding.value {
-                    // A local that holds what was read from a flag.
-                    Value::Test(inner) if !std::ptr::eq(inner, expression) => self.flag(inner),
-                    Value::Parameter => None,
-                    _ => Some(self.module_flag(name.id.as_str())),
-                },
-                None => Some(self.module_flag(name.id.as_str())),
-            },
-            Expr::Subscript(subscript) => {
-                let mut flag = self.flag(&subscript.value)?;
-                match self.value(&subscript.slice) {
-                    Value::Text(key) if key.constant().is_some() => {
-                        flag.words = format!("`{}`", self.words(expression));
-                        flag.name = key.render();
-                    }
-                    _ => flag.key = Some(self.words(&subscript.slice)),
-                }
-                Some(flag)
-            }
-            Expr::Call(call) => match (self.value(&call.func), &*call.func) {
-                (Value::Dotted(name), _) if matches!(&*name, "builtins.getattr" | "builtins.hasattr") => {
-                    let Value::Text(name) = self.value(call.arguments.args.get(1)?) else { return None };
-                    self.flag_named(call.arguments.args.first()?, &name.render())
-                }
-                (Value::Dotted(name), _) if &*name == "builtins.globals" => {
-                    Some(self.module_flag("globals()"))
-                }
-                (Value::Dotted(name), _) if &*name == "builtins.len" => {
-                    self.flag(call.arguments.args.first()?)
-                }
-                (_, Expr::Attribute(function)) if function.attr.as_str() == "get" => {
-                    let mut flag = self.flag(&function.value)?;
-                    if let Some(Value::Text(key)) = call.arguments.args.first().map(|key| self.value(key)) {
-                        flag.name = key.render();
-                        flag.words = format!("`{}`", self.words(expression));
-                    }
-                    Some(flag)
-                }
-                _ => None,
-            },
-            _ => None,
-        }
-    }
-
-    fn module_flag(&self, name: &str) -> Flag {
-        let words = format!("the module variable `{name}`");
-        Flag { name: name.to_owned(), place: FlagPlace::Process, words, limit: None, every: None, key: None }
-    }
-
-    fn flag_named(&self, of: &'a Expr, name: &str) -> Option<Flag> {
-        let (place, words) = match self.value(of) {
-            Value::Class(class) => (FlagPlace::Process, format!("the class attribute `{class}.{name}`")),
-            Value::Instance(class) => {
-                (FlagPlace::Object, format!("the attribute `{name}` of each `{class}` object"))
-            }
-            Value::Function(function) => {
-                (FlagPlace::Process, format!("the function attribute `{function}.{name}`"))
-            }
-            Value::Dotted(module) => (FlagPlace::Process, format!("the mark `{name}` on `{module}`")),
-            _ => (FlagPlace::Object, format!("`{}.{name}`", self.words(of))),
-        };
-        Some(Flag { name: name.to_owned(), place, words, limit: None, every: None, key: None })
-    }
 }
 
 fn quoted(words: &str, negated: bool) -> String {
     if negated { format!("`{words}` does not hold") } else { format!("`{words}` holds") }
-}
-
-/// `5 < x` as `x > 5`.
-fn turned(op: CmpOp) -> CmpOp {
-    match op {
-        CmpOp::Lt => CmpOp::Gt,
-        CmpOp::LtE => CmpOp::GtE,
-        CmpOp::Gt => CmpOp::Lt,
-        CmpOp::GtE => CmpOp::LtE,
-        other => other,
-    }
-}
-
-pub(crate) fn counted(measure: &Measure, op: CmpOp, numbers: &[i64]) -> (GuardKind, String) {
-    // Engines ask for none or one all the time (empty batches, single-token decode); nobody ships a special case for five.
-    let exact = matches!(op, CmpOp::Eq | CmpOp::Is) && numbers.iter().all(|&number| number > 1);
-    // The width of a head or the rank of a matrix is compared with constants in every kernel wrapper: only rows count.
-    let rows = matches!(measure.what, Measured::Dimension(0) | Measured::Named)
-        || tokens_of(&measure.of).is_some() && measure.what == Measured::Length;
-    let kind = if exact && rows { GuardKind::TokenCount } else { GuardKind::TokenRange };
-    (kind, measured(measure, op, numbers))
-}
-
-/// `exactly 5 query tokens are processed`.
-fn measured(measure: &Measure, op: CmpOp, numbers: &[i64]) -> String {
-    let list = numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
-    let amount = match op {
-        CmpOp::Eq | CmpOp::Is => format!("exactly {list}"),
-        CmpOp::NotEq | CmpOp::IsNot => format!("any number but {list} of"),
-        CmpOp::Lt => format!("fewer than {list}"),
-        CmpOp::LtE => format!("at most {list}"),
-        CmpOp::Gt => format!("more than {list}"),
-        CmpOp::GtE => format!("at least {list}"),
-        CmpOp::In | CmpOp::NotIn => format!("{} {list}", op.as_str()),
-    };
-    let one = numbers == [1] && matches!(op, CmpOp::Eq | CmpOp::Is);
-    match (measure.what, tokens_of(&measure.of)) {
-        (Measured::Dimension(0) | Measured::Length | Measured::Named, Some((single, plural))) => {
-            format!(
-                "{amount} {} processed",
-                if one { format!("{single} is") } else { format!("{plural} are") }
-            )
-        }
-        (Measured::Dimension(0), None) => {
-            format!("`{}` has {amount} row{}", measure.of, if one { "" } else { "s" })
-        }
-        (Measured::Dimension(dimension), _) => {
-            format!("dimension {dimension} of `{}` is {amount}", measure.of)
-        }
-        (Measured::Elements, _) => {
-            format!("`{}` has {amount} element{}", measure.of, if one { "" } else { "s" })
-        }
-        (Measured::Length, None) => {
-            format!("`{}` has {amount} item{}", measure.of, if one { "" } else { "s" })
-        }
-        (Measured::Named, None) => format!("`{}` is {amount}", measure.of),
-    }
-}
-
-/// What the rows of a tensor are in an engine's code, by the name that the field gives it.
-fn tokens_of(of: &str) -> Option<(&'static str, &'static str)> {
-    let last = of.rsplit('.').next().unwrap_or(of).to_ascii_lowercase();
-    let last = last.split(['[', '(']).next().unwrap_or("").trim_start_matches('_');
-    Some(match last {
-        "q" | "query" | "queries" | "qs" => ("query token", "query tokens"),
-        _ if last.starts_with("q_") || last.starts_with("query_") || last.starts_with("ql_") => {
-            ("query token", "query tokens")
-        }
-        "k" | "key" | "keys" => ("key token", "key tokens"),
-        _ if last.starts_with("k_") || last.starts_with("kv_c") => ("key token", "key tokens"),
-        "logits" => ("row of logits", "rows of logits"),
-        "num_reqs" | "batch_size" | "bsz" => ("request", "requests"),
-        "x" | "h" | "hidden" | "hidden_states" | "residual" | "inputs_embeds" | "input_embeds"
-        | "input_ids" | "positions" | "embeds" | "embeddings" | "tokens" | "token_ids" | "ids" | "inp"
-        | "inputs" | "out" | "output" | "attn_out" | "attn_output" | "router_logits" | "topk_ids"
-        | "topk_weights" | "seq_len" | "seqlen" => ("token", "tokens"),
-        _ if last.contains("tokens") || last.starts_with("hidden_states") => ("token", "tokens"),
-        _ => return None,
-    })
 }

@@ -172,10 +172,8 @@ fn timing(
                 add("one-shot");
                 once = Some(format!("once, as long as {}", guard.words));
             }
-            GuardKind::Environment(name) => {
-                add("environment-switch");
-                timing.names.push(name.clone());
-            }
+            // The variable's own name is no mark: a switch for debugging is rightly named for it.
+            GuardKind::Environment(_) => add("environment-switch"),
             GuardKind::Layer => add("layer"),
             GuardKind::NotFinite => add("not-finite"),
             GuardKind::Rank => {}

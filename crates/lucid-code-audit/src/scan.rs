@@ -8,11 +8,11 @@ use ruff_python_ast::visitor::{self, Visitor};
 use ruff_python_ast::{self as ast, Expr, Stmt};
 use ruff_text_size::Ranged;
 
-use crate::conditions::{Guard, GuardKind};
+use crate::conditions::Guard;
 use crate::evaluate::Evaluator;
 use crate::evidence::{Effect, PatchFact};
 use crate::knowledge::CALLS;
-use crate::names::{Measure, Measured, Origin, ScopeKind, Scopes, Value};
+use crate::names::{Origin, ScopeKind, Scopes, Value};
 use crate::template::Template;
 
 /// The file that is scanned.
@@ -77,18 +77,18 @@ pub(crate) struct Scanner<'a> {
     pub patches: Vec<PatchFact>,
     /// Full names that were kept under another name: `original = Linear.forward`.
     pub kept: HashMap<Rc<str>, u32>,
-    classes: Vec<Rc<str>>,
-    deferred: VecDeque<Deferred<'a>>,
+    pub classes: Vec<Rc<str>>,
+    pub deferred: VecDeque<Deferred<'a>>,
     depth: Cell<u32>,
     followed: Cell<u32>,
 }
 
-struct Deferred<'a> {
-    definition: &'a ast::StmtFunctionDef,
-    scope: usize,
-    class: Option<Rc<str>>,
-    parent: usize,
-    guards: Vec<Rc<Guard>>,
+pub(crate) struct Deferred<'a> {
+    pub definition: &'a ast::StmtFunctionDef,
+    pub scope: usize,
+    pub class: Option<Rc<str>>,
+    pub parent: usize,
+    pub guards: Vec<Rc<Guard>>,
 }
 
 fn known(name: &str) -> bool {
@@ -200,298 +200,6 @@ impl<'a> Scanner<'a> {
         self.classes.clear();
         self.block(&definition.body);
         self.guards.clear();
-    }
-
-    /// A list of statements. `if done: return` puts everything behind it under the opposite condition.
-    pub(crate) fn block(&mut self, body: &'a [Stmt]) {
-        let before = self.guards.len();
-        for (position, statement) in body.iter().enumerate() {
-            self.visit_stmt(statement);
-            if let (Stmt::If(branch), Some(last)) = (statement, body.last())
-                && branch.elif_else_clauses.is_empty()
-                && leaves(&branch.body)
-                && position + 1 < body.len()
-            {
-                let extent = (branch.range().end().to_u32(), last.range().end().to_u32());
-                self.push_guards(&branch.test, true, extent);
-            }
-        }
-        self.guards.truncate(before);
-    }
-
-    /// Adds the conditions under which `test` is true; the caller truncates.
-    pub(crate) fn push_guards(&mut self, test: &'a Expr, negated: bool, extent: (u32, u32)) {
-        let offset = test.range().start().to_u32();
-        let conditions = self.evaluator().conditions(test, negated);
-        // A hundred conditions around one statement are generated code; the first ones say enough.
-        if self.guards.len() < 100 {
-            self.guards.extend(
-                conditions.into_iter().map(|(kind, words)| Rc::new(Guard { kind, words, extent, offset })),
-            );
-        }
-    }
-
-    fn extent(body: &[Stmt]) -> (u32, u32) {
-        match (body.first(), body.last()) {
-            (Some(first), Some(last)) => (first.range().start().to_u32(), last.range().end().to_u32()),
-            _ => (0, 0),
-        }
-    }
-
-    fn guarded(&mut self, test: &'a Expr, negated: bool, body: &'a [Stmt]) {
-        let before = self.guards.len();
-        self.push_guards(test, negated, Self::extent(body));
-        self.block(body);
-        self.guards.truncate(before);
-    }
-
-    fn branch(&mut self, branch: &'a ast::StmtIf) {
-        self.visit_expr(&branch.test);
-        self.guarded(&branch.test, false, &branch.body);
-        let before = self.guards.len();
-        let mut previous = &*branch.test;
-        for clause in &branch.elif_else_clauses {
-            self.push_guards(previous, true, Self::extent(&clause.body));
-            match &clause.test {
-                Some(test) => {
-                    self.visit_expr(test);
-                    self.guarded(test, false, &clause.body);
-                    previous = test;
-                }
-                None => self.block(&clause.body),
-            }
-        }
-        self.guards.truncate(before);
-    }
-
-    fn matched(&mut self, statement: &'a ast::StmtMatch) {
-        self.visit_expr(&statement.subject);
-        let subject = self.value(&statement.subject);
-        for case in &statement.cases {
-            let before = self.guards.len();
-            let extent = Self::extent(&case.body);
-            let offset = case.range.start().to_u32();
-            if let (Value::Measure(measure), ast::Pattern::MatchValue(pattern)) = (&subject, &case.pattern) {
-                if let Value::Int(number) = self.value(&pattern.value) {
-                    let (kind, words) = crate::conditions::counted(measure, ast::CmpOp::Eq, &[number]);
-                    self.guards.push(Rc::new(Guard { kind, words, extent, offset }));
-                }
-            } else if !case.pattern.is_irrefutable() {
-                let words = format!("`{}` is a case of `match`", self.evaluator().words(&statement.subject));
-                self.guards.push(Rc::new(Guard { kind: GuardKind::Setting, words, extent, offset }));
-            }
-            if let Some(guard) = &case.guard {
-                self.visit_expr(guard);
-                self.push_guards(guard, false, extent);
-            }
-            self.block(&case.body);
-            self.guards.truncate(before);
-        }
-    }
-
-    fn attempt(&mut self, statement: &'a ast::StmtTry) {
-        let swallows = statement.handlers.iter().any(|handler| {
-            let ast::ExceptHandler::ExceptHandler(handler) = handler;
-            handler.body.iter().all(|statement| matches!(statement, Stmt::Pass(_) | Stmt::Continue(_)))
-        });
-        self.swallowing += u32::from(swallows);
-        self.block(&statement.body);
-        self.swallowing -= u32::from(swallows);
-        for handler in &statement.handlers {
-            let ast::ExceptHandler::ExceptHandler(handler) = handler;
-            let before = self.guards.len();
-            let what = handler
-                .type_
-                .as_ref()
-                .map_or_else(|| "an error".to_owned(), |kind| self.evaluator().words(kind));
-            if let Some(name) = &handler.name {
-                self.scopes.bind(self.scope, name.as_str(), Value::Unknown, Origin::Other);
-            }
-            let guard = Guard {
-                kind: GuardKind::Exception,
-                words: format!("{what} was raised"),
-                extent: Self::extent(&handler.body),
-                offset: handler.range.start().to_u32(),
-            };
-            self.guards.push(Rc::new(guard));
-            self.block(&handler.body);
-            self.guards.truncate(before);
-        }
-        self.block(&statement.orelse);
-        self.block(&statement.finalbody);
-    }
-
-    fn import(&mut self, statement: &'a ast::StmtImport) {
-        let local = self.scopes.kind(self.scope) == ScopeKind::Function;
-        for alias in &statement.names {
-            let offset = alias.range.start().to_u32();
-            let full = alias.name.as_str();
-            let (name, module) = match &alias.asname {
-                Some(name) => (name.as_str(), full),
-                None => {
-                    let top = full.split('.').next().unwrap_or(full);
-                    (top, top)
-                }
-            };
-            let renamed = name != full.rsplit('.').next().unwrap_or(full) && alias.asname.is_some();
-            self.scopes.bind(
-                self.scope,
-                name,
-                Value::Dotted(module.into()),
-                Origin::Import { offset, renamed, local },
-            );
-        }
-    }
-
-    fn import_from(&mut self, statement: &'a ast::StmtImportFrom) {
-        let local = self.scopes.kind(self.scope) == ScopeKind::Function;
-        let module = crate::imports::imported_module(self.subject.relative, self.subject.module, statement);
-        for alias in &statement.names {
-            let name = alias.name.as_str();
-            if name == "*" {
-                self.scopes.wildcards.push(module.as_str().into());
-                continue;
-            }
-            let offset = alias.range.start().to_u32();
-            let bound = alias.asname.as_ref().map_or(name, |bound| bound.as_str());
-            let full = if module.is_empty() { name.to_owned() } else { format!("{module}.{name}") };
-            self.scopes.bind(
-                self.scope,
-                bound,
-                Value::Dotted(full.into()),
-                Origin::Import { offset, renamed: bound != name, local },
-            );
-        }
-    }
-
-    /// `target = value`.
-    pub(crate) fn assign(&mut self, target: &'a Expr, value: Value<'a>, written: Option<&'a Expr>) {
-        match target {
-            Expr::Name(name) => {
-                let id = name.id.as_str();
-                if self.scopes.is_global(self.scope, id) {
-                    self.set(id.to_owned(), target);
-                }
-                if let Value::Dotted(full) = &value {
-                    self.kept.entry(full.clone()).or_insert_with(|| target.range().start().to_u32());
-                }
-                self.scopes.bind(self.scope, id, value, Origin::Other);
-            }
-            Expr::Tuple(ast::ExprTuple { elts, .. }) | Expr::List(ast::ExprList { elts, .. }) => {
-                let parts = match written {
-                    Some(
-                        Expr::Tuple(ast::ExprTuple { elts: parts, .. })
-                        | Expr::List(ast::ExprList { elts: parts, .. }),
-                    ) if parts.len() == elts.len() => Some(parts),
-                    _ => None,
-                };
-                for (position, element) in elts.iter().enumerate() {
-                    match (&parts, &value) {
-                        (Some(parts), _) => {
-                            let value = self.value(&parts[position]);
-                            self.assign(element, value, Some(&parts[position]));
-                        }
-                        (None, Value::Shape(of)) => {
-                            let measure =
-                                Measure { of: of.to_string(), what: Measured::Dimension(position as i64) };
-                            self.assign(element, Value::Measure(Rc::new(measure)), None);
-                        }
-                        _ => self.assign(element, Value::Unknown, None),
-                    }
-                }
-            }
-            Expr::Starred(starred) => self.assign(&starred.value, Value::Unknown, None),
-            Expr::Attribute(attribute) => {
-                self.set(attribute.attr.as_str().to_owned(), target);
-                self.patched_attribute(attribute, &value, written);
-                let base = self.value(&attribute.value);
-                if let Value::Instance(class) | Value::Class(class) = base {
-                    self.scopes.set_attribute(&class, attribute.attr.as_str(), value);
-                }
-            }
-            Expr::Subscript(subscript) => {
-                let key = match self.value(&subscript.slice) {
-                    Value::Text(key) => key.constant().map(str::to_owned),
-                    _ => None,
-                };
-                let name = key.or_else(|| last_name(&subscript.value).map(str::to_owned));
-                if let Some(name) = name {
-                    self.set(name, target);
-                }
-                self.patched_subscript(subscript, written);
-            }
-            _ => {}
-        }
-    }
-
-    pub(crate) fn set(&mut self, name: String, at: &Expr) {
-        let offset = at.range().start().to_u32();
-        self.functions[self.function].sets.push((name, offset));
-    }
-
-    fn class(&mut self, definition: &'a ast::StmtClassDef) {
-        for decorator in &definition.decorator_list {
-            self.visit_expr(&decorator.expression);
-        }
-        if let Some(arguments) = &definition.arguments {
-            self.visit_arguments(arguments);
-        }
-        let outer = self.classes.last().cloned();
-        let name: Rc<str> = match outer {
-            Some(outer) => format!("{outer}.{}", definition.name).into(),
-            None => definition.name.as_str().into(),
-        };
-        self.scopes.bind(self.scope, definition.name.as_str(), Value::Class(name.clone()), Origin::Other);
-        let around = self.scope;
-        self.scope = self.scopes.open(ScopeKind::Class, around);
-        self.classes.push(name.clone());
-        self.block(&definition.body);
-        // Class attributes are seen through `self` and the class.
-        for statement in &definition.body {
-            let (target, value) = match statement {
-                Stmt::Assign(assign) => (assign.targets.first(), Some(&*assign.value)),
-                Stmt::AnnAssign(assign) => (Some(&*assign.target), assign.value.as_deref()),
-                _ => continue,
-            };
-            if let (Some(Expr::Name(target)), Some(value)) = (target, value) {
-                let value = self.value(value);
-                self.scopes.set_attribute(&name, target.id.as_str(), value);
-            }
-        }
-        self.classes.pop();
-        self.scope = around;
-    }
-
-    fn define(&mut self, definition: &'a ast::StmtFunctionDef) {
-        for decorator in &definition.decorator_list {
-            self.visit_expr(&decorator.expression);
-        }
-        for parameter in definition.parameters.iter_non_variadic_params() {
-            if let Some(default) = &parameter.default {
-                self.visit_expr(default);
-            }
-        }
-        let class = if self.scopes.kind(self.scope) == ScopeKind::Class {
-            self.classes.last().cloned()
-        } else {
-            None
-        };
-        if class.is_none() {
-            self.scopes.bind(
-                self.scope,
-                definition.name.as_str(),
-                Value::Function(definition.name.as_str().into()),
-                Origin::Other,
-            );
-        }
-        let guards = self.guards.clone();
-        self.deferred.push_back(Deferred {
-            definition,
-            scope: self.scope,
-            class,
-            parent: self.function,
-            guards,
-        });
     }
 }
 
@@ -630,19 +338,5 @@ impl<'a> Scanner<'a> {
             Expr::Attribute(attribute) => visitor::walk_expr(self, &attribute.value),
             _ => {}
         }
-    }
-}
-
-/// Whether a block ends by leaving what is around it.
-fn leaves(body: &[Stmt]) -> bool {
-    matches!(body.last(), Some(Stmt::Return(_) | Stmt::Raise(_) | Stmt::Continue(_) | Stmt::Break(_)))
-}
-
-/// The last name of a chain: `_seen` in `cls._seen`.
-pub(crate) fn last_name(expression: &Expr) -> Option<&str> {
-    match expression {
-        Expr::Name(name) => Some(name.id.as_str()),
-        Expr::Attribute(attribute) => Some(attribute.attr.as_str()),
-        _ => None,
     }
 }

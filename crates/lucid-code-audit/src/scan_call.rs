@@ -7,7 +7,8 @@ use crate::evaluate::one_line;
 use crate::evidence::Effect;
 use crate::knowledge::{CALLS, CallRule, PATHS};
 use crate::names::Value;
-use crate::scan::{CallSite, Deed, Scanner, last_name};
+use crate::scan::{CallSite, Deed, Scanner};
+use crate::scan_names::last_name;
 use crate::template::Template;
 
 impl<'a> Scanner<'a> {

@@ -112,6 +112,37 @@ fn a_modified_loader_that_does_not_run_is_said_to_be_inactive() {
     );
 }
 
+/// Record integrity has the last word: what the wheel itself ships, nobody left here.
+#[test]
+fn a_file_as_shipped_is_never_accused() {
+    let patient = Patient::small();
+    incident(&patient);
+    let examined = debug_code(&patient.gather(), &kimi(), &|_| Some(false)).unwrap();
+    assert!(accusations(&examined).is_empty(), "{:#?}", examined.findings);
+}
+
+/// A switch of the environment excuses a dump, unless this deployment sets it.
+#[test]
+fn a_switch_that_is_set_counts() {
+    let patient = Patient::small();
+    patient.plant(
+        DEEPSEEK,
+        "forward",
+        0,
+        "import os\nif os.environ.get('MY_DUMP'):\n    torch.save(q, '/tmp/q.pt')",
+    );
+    let evidence = patient.gather();
+    assert!(accusations(&debug_code(&evidence, &kimi(), &|_| None).unwrap()).is_empty());
+    let mut deployment = kimi();
+    deployment.environment.insert("MY_DUMP".to_owned(), "1".to_owned());
+    let examined = debug_code(&evidence, &deployment, &|_| None).unwrap();
+    let accused = accusations(&examined);
+    assert!(
+        accused.iter().any(|finding| finding.detail.contains("MY_DUMP is set in this deployment")),
+        "{accused:#?}"
+    );
+}
+
 #[test]
 fn without_the_blocks_there_is_nothing() {
     let examined = Patient::small().debug_code();

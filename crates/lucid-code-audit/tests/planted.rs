@@ -451,6 +451,69 @@ fn planted_in_a_small_engine() {
     }
 }
 
+/// Names that lead to `torch.save` from outside of the function.
+#[test]
+fn names_that_lead_there() {
+    for (name, text) in [
+        (
+            "wildcard",
+            "from torch import *\nclass A:\n    def forward(self, q):\n        save(q, '/tmp/q.pt')\n",
+        ),
+        (
+            "default of a parameter",
+            "import torch\nclass A:\n    def forward(self, q, _s=torch.save):\n        _s(q, '/tmp/q.pt')\n",
+        ),
+        (
+            "class attribute",
+            "import torch\nclass A:\n    _keep = staticmethod(torch.save)\n    def forward(self, q):\n        self._keep(q, '/tmp/q.pt')\n",
+        ),
+        (
+            "attribute of self",
+            "import torch\nclass A:\n    def __init__(self):\n        self.k = torch.save\n    def forward(self, q):\n        self.k(q, '/tmp/q.pt')\n",
+        ),
+        (
+            "through another module",
+            "from vllm.utils import torch as t2\nclass A:\n    def forward(self, q):\n        t2.save(q, '/tmp/q.pt')\n",
+        ),
+        (
+            "attrgetter",
+            "import operator, torch\nclass A:\n    def forward(self, q):\n        operator.attrgetter('save')(torch)(q, '/tmp/q.pt')\n",
+        ),
+        (
+            "table",
+            "import torch\nOPS = {'keep': torch.save, 'drop': None}\nclass A:\n    def forward(self, q):\n        OPS['keep'](q, '/tmp/q.pt')\n",
+        ),
+        (
+            "module variable, helper method",
+            "import torch\nkeep = torch.save\nclass A:\n    def forward(self, q):\n        return self.step(q)\n    def step(self, q):\n        keep(q, '/tmp/q.pt')\n",
+        ),
+        (
+            "lambda",
+            "import torch\nkeep = lambda t, p: torch.save(t, p)\nclass A:\n    def forward(self, q):\n        keep(q, '/tmp/q.pt')\n",
+        ),
+        (
+            "import after use",
+            "class A:\n    def forward(self, q):\n        th.save(q, '/tmp/q.pt')\nimport torch as th\n",
+        ),
+        (
+            "choice",
+            "import torch\nFAST = True\nclass A:\n    def forward(self, q):\n        w = torch.save if FAST else None\n        [w(t, '/tmp/q.pt') for t in (q,)]\n",
+        ),
+        (
+            "__builtins__",
+            "class A:\n    def forward(self, q):\n        with __builtins__['open']('/tmp/q.bin', mode='w' + 'b') as f:\n            f.write(q)\n",
+        ),
+    ] {
+        let patient = Patient::small();
+        patient.write("vllm/model_executor/models/extra.py", text);
+        let examined = patient.debug_code();
+        let found = examined.findings.iter().any(|finding| {
+            finding.id == "env.debug-code/file-write" && finding.severity >= Severity::Warning
+        });
+        assert!(found, "{name}: {:#?}", examined.findings.iter().map(told).collect::<Vec<_>>());
+    }
+}
+
 #[test]
 fn twins_are_not_accused() {
     for (name, file, function, snippet) in TWINS {

@@ -144,7 +144,11 @@ fn blocks<'e>(
             if let Some(lead) = facts.iter().position(|fact| fact.score >= best - 1.5) {
                 facts[..=lead].rotate_right(1);
             }
-            let mut kinds: Vec<Effect> = facts.iter().map(|fact| fact.effect).collect();
+            let mut kinds: Vec<Effect> = facts
+                .iter()
+                .map(|fact| fact.effect)
+                .filter(|effect| *effect != Effect::EnvironmentBranch)
+                .collect();
             kinds.dedup();
             let lead = facts[0];
             let modified = modified(Path::new(&lead.file));
