@@ -39,6 +39,8 @@ pub struct Load<'a> {
     pub max_step_tokens: usize,
     /// Threads or GPUs that share the model.
     pub ranks: usize,
+    /// Told after each layer that has come to a GPU: how many, of how many.
+    pub progress: Option<fn(usize, usize)>,
 }
 
 impl Load<'_> {

@@ -23,6 +23,8 @@ pub struct EngineOptions {
     pub ranks: usize,
     /// Where weights come from.
     pub load_format: LoadFormat,
+    /// Told after each layer that has come to a GPU: how many, of how many.
+    pub progress: Option<fn(usize, usize)>,
     /// Arithmetic.
     pub semantics: SemanticsOptions,
     /// Longest sequence, prompt and answer together; `None` takes the model's `max_position_embeddings`.
@@ -45,6 +47,7 @@ impl Default for EngineOptions {
             device: Device::Cpu,
             ranks: 1,
             load_format: LoadFormat::Checkpoint,
+            progress: None,
             semantics: SemanticsOptions::default(),
             max_model_len: None,
             kv_cache_tokens: 65_536,
@@ -185,6 +188,7 @@ impl Engine {
             positions: max_model_len,
             max_step_tokens: options.max_step_tokens,
             ranks: options.ranks,
+            progress: options.progress,
         };
         let mut model = Backend::load(options.device, &load)?;
         model.set_cache(pool.total())?;

@@ -66,6 +66,7 @@ impl Scorer {
             positions,
             max_step_tokens: CHUNK,
             ranks,
+            progress: None,
         };
         let model = Backend::load(device, &load)?;
         Ok(Scorer { pool: PagePool::new(0), pages: Vec::new(), model })

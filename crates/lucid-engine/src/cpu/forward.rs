@@ -32,9 +32,9 @@ impl Observer for () {}
 /// A model (or a rank's part of it), its threads and its scratch memory.
 pub struct CpuModel {
     /// Of the whole model.
-    whole: Config,
-    /// Of the part: its heads and widths.
     config: Config,
+    /// Of the part: its heads and widths.
+    part: Config,
     /// The part's tokens.
     vocabulary: Range<usize>,
     ranks: Box<dyn Collective>,
@@ -67,9 +67,9 @@ impl CpuModel {
     /// # Errors
     /// When the checkpoint is incomplete or unsupported, can't be dealt out, or threads can't be started.
     pub fn load(load: &Load<'_>, rank: Rank, ranks: Box<dyn Collective>) -> Result<CpuModel, Error> {
-        let whole = load.checkpoint.config().clone();
-        let config = shard_config(&whole, rank)?;
-        let semantics = Semantics::new(&whole, load.semantics);
+        let config = load.checkpoint.config().clone();
+        let part = shard_config(&config, rank)?;
+        let semantics = Semantics::new(&config, load.semantics);
         let threads = match load.threads {
             Some(0) => {
                 return Err(Error::Option { option: "threads", value: "0".into(), expected: "at least 1" });
@@ -77,7 +77,7 @@ impl CpuModel {
             Some(count) => count,
             None => std::thread::available_parallelism().map_or(1, usize::from).div_ceil(rank.count()),
         };
-        let shard = Shard::new(&whole, rank);
+        let shard = Shard::new(&config, rank);
         let mut weights = load.weights()?;
         if !rank.is_alone() {
             for layer in &mut weights.layers {
@@ -89,21 +89,21 @@ impl CpuModel {
         Ok(CpuModel {
             vocabulary: shard.vocabulary(),
             weights,
-            rope: Rope::new(&whole, load.positions, semantics.rope_pairing == "interleaved"),
-            softmax_scale: softmax_scale(&whole),
+            rope: Rope::new(&config, load.positions, semantics.rope_pairing == "interleaved"),
+            softmax_scale: softmax_scale(&config),
             ranks,
             threads: Threads::new(threads).map_err(Error::Threads)?,
             scratch: Scratch::default(),
             semantics,
             config,
-            whole,
+            part,
         })
     }
 
     /// The checkpoint's config.
     #[must_use]
     pub fn config(&self) -> &Config {
-        &self.whole
+        &self.config
     }
 
     /// The tokens whose logits this part computes.
@@ -126,8 +126,8 @@ impl CpuModel {
     /// A cache for this model.
     #[must_use]
     pub fn new_cache(&self, pages: usize) -> LatentCache {
-        let width = self.config.kv_lora_rank + self.config.qk_rope_head_dim;
-        LatentCache::new(self.config.num_hidden_layers, pages, width, self.semantics.mode)
+        let width = self.part.kv_lora_rank + self.part.qk_rope_head_dim;
+        LatentCache::new(self.part.num_hidden_layers, pages, width, self.semantics.mode)
     }
 
     /// Runs `tokens` through all layers. `spans` cover them, row by row in order; their pages have room for them.
@@ -141,8 +141,8 @@ impl CpuModel {
         observer: &mut impl Observer,
     ) {
         debug_assert_eq!(spans.iter().map(|span| span.count).sum::<usize>(), tokens.len());
-        let hidden = self.config.hidden_size;
-        let eps = self.config.rms_norm_eps as f32;
+        let hidden = self.part.hidden_size;
+        let eps = self.part.rms_norm_eps as f32;
         let weights = std::mem::take(&mut self.weights.layers);
         self.scratch.hidden.resize(tokens.len() * hidden, 0.0);
         for (token, out) in tokens.iter().zip(self.scratch.hidden.chunks_exact_mut(hidden)) {
@@ -166,7 +166,7 @@ impl CpuModel {
 
     /// Logits `[rows, vocabulary]` of some rows of the last step, for the part's tokens.
     pub fn logits(&mut self, rows: &[usize], out: &mut Vec<f32>) {
-        let (hidden, vocab) = (self.config.hidden_size, self.vocabulary.len());
+        let (hidden, vocab) = (self.part.hidden_size, self.vocabulary.len());
         out.resize(rows.len() * vocab, 0.0);
         let inputs = Inputs::Gathered { values: &self.scratch.hidden, stride: hidden, rows };
         // SAFETY: one output, dense.
@@ -191,14 +191,14 @@ impl CpuModel {
         self.add();
         self.norm(&layer.post_attention_layernorm);
         let s = &mut self.scratch;
-        s.output.resize(tokens * self.config.hidden_size, 0.0);
+        s.output.resize(tokens * self.part.hidden_size, 0.0);
         match &layer.feed_forward {
             FeedForward::Dense(mlp) => {
                 swiglu(&mut self.threads, mlp, tokens, &s.normed, &mut s.experts, &mut s.output);
             }
             FeedForward::Experts(experts) => {
                 // The config has the section, or no layer would have been loaded as experts.
-                if let Some(moe) = &self.config.moe {
+                if let Some(moe) = &self.part.moe {
                     s.experts.run(&mut self.threads, moe, experts, tokens, &s.normed, &mut s.output);
                     for row in 0..tokens {
                         observer.routes(i, row, s.experts.routes(row));
@@ -211,7 +211,7 @@ impl CpuModel {
 
     /// `normed = RMSNorm(hidden)`, row by row.
     fn norm(&mut self, weight: &[f32]) {
-        let (hidden, eps) = (self.config.hidden_size, self.config.rms_norm_eps as f32);
+        let (hidden, eps) = (self.part.hidden_size, self.part.rms_norm_eps as f32);
         let s = &mut self.scratch;
         s.normed.resize(s.hidden.len(), 0.0);
         for (x, out) in s.hidden.chunks_exact(hidden).zip(s.normed.chunks_exact_mut(hidden)) {
@@ -236,7 +236,7 @@ impl CpuModel {
         spans: &[Span<'_>],
         cache: &mut LatentCache,
     ) {
-        let config = &self.config;
+        let config = &self.part;
         let (hidden, heads, latent) = (config.hidden_size, config.num_attention_heads, config.kv_lora_rank);
         let (nope, rope, value) = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim);
         let (head, width) = (nope + rope, latent + rope);

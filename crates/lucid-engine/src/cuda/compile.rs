@@ -8,11 +8,13 @@ use cudarc::driver::{result, sys};
 use cudarc::nvrtc::sys as nvrtc;
 
 use super::driver::{Gpu, failed};
-use super::kernels::{ATTENTION_SHARED, DOWN_SHARED, EXPERTS_WIDE_SHARED, GATE_UP_SHARED, MATMUL_SHARED};
+use super::kernels::{
+    ATTENTION_SHARED, DOWN_SHARED, EXPERTS_WIDE_SHARED, GATE_UP_SHARED, MATMUL_SHARED, PREFILL_SHARED,
+};
 use crate::Error;
 
 /// The program's files, in the order in which they need each other.
-const SOURCES: [(&str, &str); 13] = [
+const SOURCES: [(&str, &str); 14] = [
     ("numerics.cuh", include_str!("kernels/numerics.cuh")),
     ("ring.cuh", include_str!("kernels/ring.cuh")),
     ("mma.cuh", include_str!("kernels/mma.cuh")),
@@ -25,6 +27,7 @@ const SOURCES: [(&str, &str); 13] = [
     ("attention_tensor.cu", include_str!("kernels/attention_tensor.cu")),
     ("router.cu", include_str!("kernels/router.cu")),
     ("experts.cu", include_str!("kernels/experts.cu")),
+    ("prefill.cu", include_str!("kernels/prefill.cu")),
     ("ranks.cu", include_str!("kernels/ranks.cu")),
 ];
 
@@ -136,6 +139,7 @@ fn options(capability: u32, sizes: Sizes) -> Vec<String> {
         format!("-DGATE_UP_SHARED={GATE_UP_SHARED}"),
         format!("-DDOWN_SHARED={DOWN_SHARED}"),
         format!("-DEXPERTS_WIDE_SHARED={EXPERTS_WIDE_SHARED}"),
+        format!("-DPREFILL_SHARED={PREFILL_SHARED}"),
         format!("-DATTENTION_SHARED={ATTENTION_SHARED}"),
     ]
 }

@@ -1,7 +1,10 @@
 //! The feed-forward half of a layer: one SwiGLU block, or routed experts and a shared one.
 
 use super::driver::{Address, Buffer, Gpu, launch};
-use super::kernels::{DOWN_SHARED, EXPERTS_WIDE_SHARED, GATE_UP_SHARED, Kernels, Order, VisitsArgs};
+use super::kernels::{
+    DOWN_SHARED, EXPERTS_WIDE_SHARED, GATE_UP_SHARED, Kernels, Order, PREFILL_SHARED, PREFILL_VECTORS,
+    VisitsArgs,
+};
 use super::matmul::{Product, multiply};
 use super::router::Routes;
 use super::weights::{Experts, Layout, Mlps};
@@ -75,7 +78,16 @@ pub fn run(
     let bias = experts.bias.as_ref().map_or(Address::NULL, Buffer::address);
     routes.choose(gpu, kernels, bias, count)?;
     let (mlps, slots) = (&experts.routed, routes.most_active(count));
-    visit(gpu, kernels, mlps, routes.visits(), slots, Pass::best(kernels, mlps, slots, count), x, buffers)?;
+    visit(
+        gpu,
+        kernels,
+        mlps,
+        routes.visits(count),
+        slots,
+        Pass::best(kernels, mlps, slots, count),
+        x,
+        buffers,
+    )?;
     let shared = i32::from(experts.shared_joined);
     combine(gpu, kernels, buffers, Some(routes), shared, count, mlps.hidden, out)?;
     match &experts.shared {
@@ -118,12 +130,17 @@ pub enum Pass {
     /// Up to 16 do, and a warp has two tiles of rows and all columns: faster once there is work for the whole GPU. For bf16
     /// activations on GPUs with large blocks.
     Wide,
+    /// Up to 64 share what is unpacked, and vectors come to shared memory: for prompts.
+    Prefill,
 }
 
 impl Pass {
     /// The fastest for a step of `count` tokens that visits up to `slots` experts.
     #[must_use]
     pub fn best(kernels: &Kernels, mlps: &Mlps, slots: usize, count: usize) -> Pass {
+        if kernels.prefill && count > PREFILL_VECTORS {
+            return Pass::Prefill;
+        }
         let wide_blocks = mlps.width.div_ceil(WARPS * TILE_ROWS) * slots;
         if kernels.roomy && kernels.terms == 1 && wide_blocks >= ENOUGH_BLOCKS {
             Pass::Wide
@@ -137,13 +154,22 @@ impl Pass {
     /// Blocks for so many rows, where `tiles` tiles belong to each sixteen, and `slices` warps share columns.
     fn row_blocks(self, rows: usize, tiles: usize, slices: usize) -> usize {
         match self {
-            Pass::Wide => (rows.div_ceil(TILE_ROWS) * tiles).div_ceil(2 * WARPS),
+            Pass::Wide | Pass::Prefill => (rows.div_ceil(TILE_ROWS) * tiles).div_ceil(2 * WARPS),
             _ => (rows.div_ceil(TILE_ROWS) * tiles).div_ceil(WARPS / slices),
         }
     }
 
     fn shared_bytes(self, otherwise: usize) -> usize {
         if self == Pass::Wide { EXPERTS_WIDE_SHARED } else { otherwise }
+    }
+
+    /// Groups of visitors at the most that blocks of [`Pass::Prefill`] take.
+    fn groups(visits: VisitsArgs, slots: usize) -> usize {
+        match visits.slots {
+            Address::NULL => (visits.count as usize).div_ceil(PREFILL_VECTORS),
+            // Each expert's last group may be small.
+            _ => slots + visits.count as usize / PREFILL_VECTORS,
+        }
     }
 }
 
@@ -198,6 +224,12 @@ pub fn gate_up(
             Pass::Plain | Pass::Narrow => kernels.experts_gate_up_8,
             Pass::Many => kernels.experts_gate_up_24,
             Pass::Wide => kernels.experts_gate_up_wide,
+            Pass::Prefill => {
+                let grid = (pass.row_blocks(mlps.width, 2, slices), Pass::groups(visits, slots), 1);
+                let (slices, slots) = (slices as u32, slots as u32);
+                return launch!(gpu, kernels.experts_gate_up_prefill, grid, THREADS, PREFILL_SHARED;
+                    gate, up, rows, cols, visits, slots, vectors, activated, down_order, slices);
+            }
         };
         let (grid, shared) =
             ((pass.row_blocks(mlps.width, 2, slices), slots, 1), pass.shared_bytes(GATE_UP_SHARED));
@@ -229,6 +261,12 @@ pub fn down(
             Pass::Plain | Pass::Narrow => kernels.experts_down_8,
             Pass::Many => kernels.experts_down_24,
             Pass::Wide => kernels.experts_down_wide,
+            Pass::Prefill => {
+                let grid = (pass.row_blocks(mlps.hidden, 1, slices), Pass::groups(visits, slots), 1);
+                let (slices, slots) = (slices as u32, slots as u32);
+                return launch!(gpu, kernels.experts_down_prefill, grid, THREADS, PREFILL_SHARED;
+                    down, rows, cols, visits, slots, activated, y, slices);
+            }
         };
         let (grid, shared) =
             ((pass.row_blocks(mlps.hidden, 1, slices), slots, 1), pass.shared_bytes(DOWN_SHARED));

@@ -125,7 +125,9 @@ impl CudaModel {
                             None => Ranks::ALONE,
                         };
                         let tied = config.tie_word_embeddings;
-                        let weights = Weights::upload(&gpu, &kernels, host, tied, Shard::new(config, rank))?;
+                        let (shard, told) =
+                            (Shard::new(config, rank), load.progress.filter(|_| rank.number() == 0));
+                        let weights = Weights::upload(&gpu, &kernels, host, tied, shard, told)?;
                         let sizes = (load.positions, load.max_step_tokens);
                         CudaModel::assemble(
                             gpu,
@@ -500,5 +502,67 @@ impl Scratch {
             logits: gpu.allocate(LOGIT_ROWS * config.vocab_size * 4)?,
             logit_rows: gpu.allocate(LOGIT_ROWS * 4)?,
         })
+    }
+}
+
+#[cfg(test)]
+impl CudaModel {
+    /// Prints the parts of a layer's time in a step of `count` tokens of one sequence.
+    pub fn time_parts(&mut self, count: usize, pages: &[crate::kv_cache::PageId]) {
+        let span = Span { pages, position: 0, count, row: 0 };
+        let tokens = vec![TokenId(1); count];
+        let step = self.step.send(&tokens, &[span]).unwrap();
+        self.gpu.synchronize().unwrap();
+        let layer = &self.weights.layers[0];
+        let hidden = self.scratch.hidden.address();
+        let time = |queue: &dyn Fn() -> Result<(), Error>| {
+            let mut times: Vec<f64> = (0..4).map(|_| self.gpu.time(queue).unwrap()).collect();
+            times.sort_by(f64::total_cmp);
+            times[1] * 1e3
+        };
+        let attention = time(&|| self.attention(0, &layer.attention, step));
+        let cache = self.cache.layer(0);
+        let sums = time(&|| {
+            let pages = self.partial.choose(&self.kernels, self.shape, step);
+            let s = &self.scratch;
+            let to = (s.latent.address(), Order::Natural);
+            let queries = s.absorbed.address();
+            attention::attend(
+                &self.gpu,
+                &self.kernels,
+                self.shape,
+                step,
+                cache,
+                queries,
+                &self.partial,
+                pages,
+                to,
+            )
+        });
+        println!("{count} tokens: attention {attention:.2} ms, its sums {sums:.2} ms");
+        if let (FeedForward::Experts(experts), Some(routes)) = (&layer.feed_forward, &self.routes) {
+            let x =
+                Normed { natural: self.scratch.normed.address(), nvfp4: self.scratch.normed_nvfp4.address() };
+            let out = self.ranks.output(Sum::FeedForward, hidden);
+            let all = time(&|| {
+                experts::run(&self.gpu, &self.kernels, experts, routes, &self.experts, count, x, out)
+            });
+            let slots = routes.most_active(count);
+            let visits = time(&|| {
+                let pass = experts::Pass::best(&self.kernels, &experts.routed, slots, count);
+                let visits = routes.visits(count);
+                experts::visit(
+                    &self.gpu,
+                    &self.kernels,
+                    &experts.routed,
+                    visits,
+                    slots,
+                    pass,
+                    x,
+                    &self.experts,
+                )
+            });
+            println!("{count} tokens: experts with router {all:.2} ms, the experts alone {visits:.2} ms");
+        }
     }
 }

@@ -16,6 +16,8 @@ macro_rules! kernels {
             /// Whether the GPU's blocks have the shared memory that the largest kernels take: Hopper's and Blackwell's
             /// data-center GPUs do. Others take the plain attention and smaller blocks.
             pub roomy: bool,
+            /// Whether the kernels for prompts can be used: bf16 activations, large blocks and the copy engine.
+            pub prefill: bool,
             /// Keeps the program loaded.
             _module: Module,
         }
@@ -32,6 +34,7 @@ macro_rules! kernels {
                     $($name: module.kernel(stringify!($name))?,)+
                     terms: sizes.terms,
                     roomy,
+                    prefill: roomy && gpu.capability() >= 90 && sizes.terms == 1,
                     _module: module,
                 };
                 kernels.allow_shared(gpu)?;
@@ -52,6 +55,8 @@ kernels!(
     matmul_8,
     matmul_24,
     matmul_64,
+    matmul_prefill_bf16,
+    matmul_prefill_nvfp4,
     attention_inputs_f32,
     attention_inputs_bf16,
     attend_f32,
@@ -70,6 +75,8 @@ kernels!(
     experts_gate_up_8,
     experts_gate_up_24,
     experts_gate_up_wide,
+    experts_gate_up_prefill,
+    experts_down_prefill,
     experts_down_8,
     experts_down_24,
     experts_down_wide,
@@ -88,6 +95,10 @@ pub const GATE_UP_SHARED: usize = 72 << 10;
 pub const DOWN_SHARED: usize = 56 << 10;
 /// The same for the experts of large steps.
 pub const EXPERTS_WIDE_SHARED: usize = 108 << 10;
+/// The same for prompts: one block a multiprocessor.
+pub const PREFILL_SHARED: usize = 192 << 10;
+/// Vectors of a block for prompts, `PREFILL_VECTORS` of `prefill.cu`.
+pub const PREFILL_VECTORS: usize = 64;
 /// The same for attention on tensor cores: two pages, queries, scores.
 pub const ATTENTION_SHARED: usize = 226 << 10;
 
@@ -108,6 +119,10 @@ impl Kernels {
         if self.roomy {
             for kernel in [self.experts_gate_up_wide, self.experts_down_wide] {
                 gpu.allow_shared(kernel, EXPERTS_WIDE_SHARED)?;
+            }
+            let experts = [self.experts_gate_up_prefill, self.experts_down_prefill];
+            for kernel in experts.into_iter().chain([self.matmul_prefill_bf16, self.matmul_prefill_nvfp4]) {
+                gpu.allow_shared(kernel, PREFILL_SHARED)?;
             }
             let rows = [self.attend_rows_16, self.attend_rows_32];
             for kernel in rows.into_iter().chain([self.attend_spans_16, self.attend_spans_32]) {

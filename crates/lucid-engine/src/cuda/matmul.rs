@@ -1,7 +1,7 @@
 //! Matrix products `y = x Wᵀ` on packed weights, with vectors in split form.
 
 use super::driver::{Address, Gpu, launch};
-use super::kernels::{Kernels, MATMUL_SHARED, Order, ProductArgs};
+use super::kernels::{Kernels, MATMUL_SHARED, Order, PREFILL_SHARED, PREFILL_VECTORS, ProductArgs};
 use super::weights::{DeviceMatrix, Layout};
 use crate::Error;
 
@@ -108,6 +108,11 @@ impl Product {
         self.layout.is_fast(self.args.cols as usize) && whole_tiles
     }
 
+    /// Whether [`multiply_prefill`] takes it: steps of 128 columns.
+    fn is_for_prefill(&self, kernels: &Kernels) -> bool {
+        kernels.prefill && self.is_fast() && self.args.cols.is_multiple_of(128)
+    }
+
     fn row_blocks(&self) -> usize {
         let rows_per_block = WARPS / self.args.slices as usize * TILE_ROWS;
         (self.args.rows as usize).div_ceil(rows_per_block)
@@ -124,6 +129,13 @@ pub fn multiply(
 ) -> Result<(), Error> {
     if count == 0 {
         return Ok(());
+    }
+    if count > PREFILL_VECTORS
+        && first.is_for_prefill(kernels)
+        && second.is_none_or(|p| p.is_for_prefill(kernels))
+    {
+        let products = [Some(first), second].into_iter().flatten();
+        return products.into_iter().try_for_each(|product| multiply_prefill(gpu, kernels, product, count));
     }
     let together =
         second.is_none_or(|second| second.is_fast() && second.heads == first.heads) && first.is_fast();
@@ -149,6 +161,19 @@ pub fn multiply(
     let pair = Pair([first.args, second.unwrap_or(first).args]);
     let (first_blocks, vectors) = (blocks as u32, count as u32);
     launch!(gpu, kernel, grid, 256, MATMUL_SHARED; pair, first_blocks, vectors)
+}
+
+/// The kernel for prompts; the bits are those of decoding.
+fn multiply_prefill(gpu: &Gpu, kernels: &Kernels, product: Product, count: usize) -> Result<(), Error> {
+    let kernel = match product.layout {
+        Layout::Nvfp4 => kernels.matmul_prefill_nvfp4,
+        _ => kernels.matmul_prefill_bf16,
+    };
+    // A warp has two tiles of rows.
+    let blocks = (product.args.rows as usize).div_ceil(2 * WARPS * TILE_ROWS);
+    let (args, vectors) = (product.args, count as u32);
+    let grid = (blocks, count.div_ceil(PREFILL_VECTORS), product.heads);
+    launch!(gpu, kernel, grid, 256, PREFILL_SHARED; args, vectors)
 }
 
 /// The plain kernel, whatever the layout.

@@ -69,17 +69,18 @@ impl Routes {
             (self.logits.address(), self.chosen.address(), self.weights.address());
         let shared = 4 * (2 * args.experts + args.groups) as usize;
         launch!(gpu, kernels.route, (count, 1, 1), 32, shared; args, logits, bias, chosen, weights)?;
-        let VisitsArgs { slots, tokens, .. } = self.visits();
+        let VisitsArgs { slots, tokens, .. } = self.visits(count);
         let (tokens_of_step, places) = (count as u32, self.places.address());
         let shared = list_bytes(args.experts as usize);
         launch!(gpu, kernels.group_visits, (1, 1, 1), 1024, shared;
             args, chosen, tokens_of_step, slots, tokens, places)
     }
 
-    /// The lists, as the experts' kernels take them.
+    /// The lists of `count` tokens, as the experts' kernels take them.
     #[must_use]
-    pub fn visits(&self) -> VisitsArgs {
-        VisitsArgs { slots: self.slots.address(), tokens: self.tokens.address(), count: 0 }
+    pub fn visits(&self, count: usize) -> VisitsArgs {
+        let visits = count as u32 * (self.args.per_token + self.args.shared as u32);
+        VisitsArgs { slots: self.slots.address(), tokens: self.tokens.address(), count: visits }
     }
 
     /// Experts that the last step used, the shared one included.

@@ -353,7 +353,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Copies a rank's part of all weights to its GPU.
+    /// Copies a rank's part of all weights to its GPU; `progress` is told after each layer.
     ///
     /// # Errors
     /// When they don't fit, can't be dealt out, or are stored in a way that the kernels can't read.
@@ -363,16 +363,20 @@ impl Weights {
         host: &weights::Weights,
         tied: bool,
         shard: Shard<'_>,
+        progress: Option<fn(usize, usize)>,
     ) -> Result<Weights, Error> {
         host.check_gpu_layouts()?;
         let part = |matrix| DeviceMatrix::upload(gpu, kernels, &shard.vocabulary_rows(matrix)?);
+        let upload = |(i, layer)| {
+            let uploaded = upload_layer(gpu, kernels, &shard.layer(layer)?)?;
+            if let Some(progress) = progress {
+                progress(i + 1, host.layers.len());
+            }
+            Ok(uploaded)
+        };
         Ok(Weights {
             embed_tokens: part(&host.embed_tokens)?,
-            layers: host
-                .layers
-                .iter()
-                .map(|layer| upload_layer(gpu, kernels, &shard.layer(layer)?))
-                .collect::<Result<_, _>>()?,
+            layers: host.layers.iter().enumerate().map(upload).collect::<Result<_, Error>>()?,
             norm: gpu.upload(&host.norm)?,
             lm_head: if tied { None } else { Some(part(&host.lm_head)?) },
         })

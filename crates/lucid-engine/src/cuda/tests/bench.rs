@@ -257,13 +257,13 @@ fn experts_alone(gpu: &Gpu, kernels: &Kernels, layers: &[Layer], batch: usize, c
     let slots = routings[0].most_active(batch);
     let pass = Pass::best(kernels, mlps[0], slots, batch);
     let up = measure(gpu, |i| {
-        let visits = routings[i % 8].visits();
+        let visits = routings[i % 8].visits(batch);
         gate_up(gpu, kernels, mlps[i % 6], visits, slots, pass, x, &buffers).unwrap();
     });
     let bytes = experts * expert_bytes(mlps[0]);
     line("experts, gate and up", up, bytes * 2.0 / 3.0, copy);
     let after = measure(gpu, |i| {
-        down(gpu, kernels, mlps[i % 6], routings[i % 8].visits(), slots, pass, &buffers).unwrap();
+        down(gpu, kernels, mlps[i % 6], routings[i % 8].visits(batch), slots, pass, &buffers).unwrap();
     });
     line("experts, down", after, bytes / 3.0, copy);
     line("experts", up + after, bytes, copy);
@@ -341,6 +341,69 @@ fn attention(gpu: &Gpu, kernels: &Kernels, noise: &Noise, batch: usize, context:
             .unwrap();
     });
     line(&format!("attention, batch {batch}, {context}"), seconds, (batch * context * 576 * 2) as f64, copy);
+}
+
+#[test]
+#[ignore = "a benchmark, for a GPU with 80 GB or more"]
+fn prefill_at_full_width() {
+    let Some((gpu, kernels)) = gpu_with_terms(1) else { return };
+    let noise = Noise::new(&gpu);
+    let layers: Vec<Layer> = (0..4).map(|_| noise.layer(&gpu)).collect();
+    let config = config(4);
+    let semantics = Semantics::new(&config, &SemanticsOptions::default());
+    let weights = Weights {
+        embed_tokens: noise.embeddings(&gpu),
+        layers,
+        norm: gpu.upload(&vec![1f32; HIDDEN]).unwrap(),
+        lm_head: Some(noise.bf16(&gpu, VOCAB, HIDDEN)),
+    };
+    const MOST: usize = 8_192;
+    let mut model = CudaModel::assemble(
+        gpu.clone(),
+        kernels,
+        config,
+        semantics,
+        weights,
+        (MOST, MOST),
+        Rank::ALONE,
+        Ranks::ALONE,
+    )
+    .unwrap();
+    let mut pool = PagePool::new(MOST);
+    model.set_cache(pool.total()).unwrap();
+    let mut pages = Vec::new();
+    assert!(pool.extend(&mut pages, MOST));
+    let mut random = Random::new(3);
+    let sizes = [512, 2_048, MOST];
+    let mut steps = [[0f64; 3]; 2];
+    for (which, keep) in [4, 2].into_iter().enumerate() {
+        model.keep_layers(keep);
+        for (i, &count) in sizes.iter().enumerate() {
+            let tokens: Vec<TokenId> = (0..count).map(|_| TokenId(random.below(VOCAB) as u32)).collect();
+            let spans = [Span { pages: &pages, position: 0, count, row: 0 }];
+            let mut times: Vec<f64> = (0..4)
+                .map(|_| gpu.time(|| model.forward(&tokens, &spans, None::<&mut ()>)).unwrap())
+                .collect();
+            times.sort_by(f64::total_cmp);
+            steps[which][i] = times[1];
+        }
+    }
+    println!(
+        "a layer: (step with 4 - step with 2) / 2; operations as for vLLM: attention in the expanded form"
+    );
+    for (i, &count) in sizes.iter().enumerate() {
+        let seconds = (steps[0][i] - steps[1][i]) / 2.0;
+        let tokens = count as f64;
+        let weights = 9.0 * 3.0 * (HIDDEN * WIDTH) as f64 + 101.1e6;
+        let operations =
+            2.0 * tokens * weights + tokens * tokens / 2.0 * HEADS as f64 * (192.0 + 128.0) * 2.0;
+        println!(
+            "prefill of {count}: {:.2} ms a layer, {:.0} TFLOP/s",
+            seconds * 1e3,
+            operations / seconds / 1e12
+        );
+    }
+    model.time_parts(MOST, &pages);
 }
 
 /// Time of a layer: the step with six layers minus the step with three, over three, as for vLLM.

@@ -75,14 +75,15 @@ fn visits_match_f64(terms: usize, tolerance: f64) {
                 let buffers = ExpertBuffers::new(&gpu, terms, visits, width, hidden).unwrap();
                 gpu.write(buffers.outputs(), &vec![f32::NAN; visits * hidden]).unwrap();
                 let slots = routes.most_active(count);
-                visit(&gpu, &kernels, &on_gpu, routes.visits(), slots, pass, x, &buffers).unwrap();
+                visit(&gpu, &kernels, &on_gpu, routes.visits(count), slots, pass, x, &buffers).unwrap();
                 let mut y = vec![0f32; visits * hidden];
                 gpu.read(&mut y, buffers.outputs()).unwrap();
                 y
             };
             let (plain, narrow) = (run(Pass::Plain), run(Pass::Narrow));
             let wide = (terms == 1 && kernels.roomy).then_some(Pass::Wide);
-            for pass in [Pass::Many].into_iter().chain(wide) {
+            let prefill = kernels.prefill.then_some(Pass::Prefill);
+            for pass in [Pass::Many].into_iter().chain(wide).chain(prefill) {
                 assert!(
                     same_bits(&narrow, &run(pass)),
                     "{pass:?}, {layout:?} {hidden}x{width}, {count} tokens"

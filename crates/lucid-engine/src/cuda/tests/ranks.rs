@@ -43,6 +43,7 @@ fn layers_on_one_and_two_gpus() {
             positions: 4_096,
             max_step_tokens: 64,
             ranks,
+            progress: None,
         };
         let start = Instant::now();
         let mut model = match Backend::load(Device::Cuda(0), &load) {

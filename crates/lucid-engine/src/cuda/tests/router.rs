@@ -65,7 +65,7 @@ fn choices_match_the_processor_and_lists_hold_every_visit_once() {
                     }
                 }
 
-                let visits = routes.visits();
+                let visits = routes.visits(count);
                 let read = |from, len| {
                     let mut words = vec![0u32; len];
                     gpu.read(&mut words, from).unwrap();
