@@ -37,6 +37,8 @@ pub struct EngineOptions {
     pub max_waiting: usize,
     /// Tokens that one step computes at the most (prompts are cut into chunks).
     pub max_step_tokens: usize,
+    /// Whether requests may begin with pages that earlier ones with the same beginning computed. Answers are the same, to the bit.
+    pub prefix_cache: bool,
     /// Worker threads of the processor; `None` takes the machine's cores.
     pub threads: Option<usize>,
 }
@@ -54,6 +56,7 @@ impl Default for EngineOptions {
             max_running: 64,
             max_waiting: 1_024,
             max_step_tokens: 512,
+            prefix_cache: true,
             threads: None,
         }
     }
@@ -76,6 +79,8 @@ pub struct Stats {
     pub kv_pages: usize,
     /// Prompt tokens computed since the start.
     pub prompt_tokens: u64,
+    /// Prompt tokens that came from the prefix cache since the start.
+    pub cached_prompt_tokens: u64,
     /// Tokens generated since the start.
     pub generated_tokens: u64,
 }
@@ -196,7 +201,9 @@ impl Engine {
         let limits = Limits { max_running: options.max_running, max_step_tokens: options.max_step_tokens };
         let shared = Arc::new(Shared::new(pool.total()));
         let (commands, inbox) = channel();
-        let stepper = Stepper::new(model, Scheduler::new(limits, pool), Arc::clone(&shared), max_model_len);
+        let scheduler = Scheduler::new(limits, pool);
+        let stepper =
+            Stepper::new(model, scheduler, Arc::clone(&shared), max_model_len, options.prefix_cache);
         std::thread::Builder::new()
             .name("lucid-engine".into())
             .spawn(move || stepper.run(&inbox))

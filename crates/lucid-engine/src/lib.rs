@@ -13,6 +13,7 @@ mod kv_cache;
 mod logprobs;
 mod parallel;
 mod plant;
+mod prefix_cache;
 mod request;
 mod sampler;
 mod scheduler;

@@ -3,13 +3,16 @@
 //! Running requests decode first, one token each; what is left of the step's tokens goes to prompts, in order of arrival, cut into
 //! chunks. A request that needs a page when none is free takes it from the youngest running one, which starts over later: its
 //! tokens are computed again, to the same bits, because results don't depend on the batch.
+//!
+//! Whole pages of a prompt that was read are left for later requests that begin alike. Pages of answers are not: a backend may
+//! compute prompts and answers by different forms of the same formula, and cold must equal warm to the bit.
 
 use std::collections::VecDeque;
 
 use lucid_checkpoint::TokenId;
 
 use crate::RequestId;
-use crate::kv_cache::{PageId, PagePool};
+use crate::kv_cache::{PAGE_TOKENS, PageId, PagePool};
 
 /// Bounds of a scheduler.
 #[derive(Clone, Copy, Debug)]
@@ -27,10 +30,18 @@ pub struct Sequence {
     pub id: RequestId,
     /// Prompt and generated tokens.
     pub tokens: Vec<TokenId>,
+    /// How many of them are the prompt.
+    pub prompt: usize,
     /// Tokens whose cache entries are written.
     pub computed: usize,
     /// Their pages.
     pub pages: Vec<PageId>,
+    /// Tokens that another request had computed when this one began to run.
+    pub cached: usize,
+    /// Whether it may begin with pages of others.
+    reuse: bool,
+    /// Whether others may begin with its pages.
+    shared: bool,
 }
 
 /// A piece of work of the next step: tokens `first..first + count` of one sequence.
@@ -60,10 +71,38 @@ impl Scheduler {
         Scheduler { limits, waiting: VecDeque::new(), running: Vec::new(), pool }
     }
 
-    /// Queues a request with a prompt that is not empty.
-    pub fn add(&mut self, id: RequestId, prompt: Vec<TokenId>) {
+    /// Queues a request with a prompt that is not empty. With `reuse` it may begin with what other requests computed.
+    pub fn add(&mut self, id: RequestId, prompt: Vec<TokenId>, reuse: bool) {
         debug_assert!(!prompt.is_empty());
-        self.waiting.push_back(Sequence { id, tokens: prompt, computed: 0, pages: Vec::new() });
+        let (tokens, prompt, pages) = (prompt.len(), prompt, Vec::new());
+        let sequence = Sequence {
+            id,
+            tokens: prompt,
+            prompt: tokens,
+            computed: 0,
+            pages,
+            cached: 0,
+            reuse,
+            shared: false,
+        };
+        self.waiting.push_back(sequence);
+    }
+
+    /// Lets later requests begin with the prompt's pages of a running sequence, once it is computed and found sound.
+    pub fn share(&mut self, running: usize) {
+        let sequence = &mut self.running[running];
+        if !sequence.shared && sequence.computed >= sequence.prompt {
+            sequence.shared = true;
+            self.pool.share_prefix(&mut sequence.pages, &sequence.tokens[..sequence.prompt]);
+        }
+    }
+
+    /// Takes a request out whose numbers went wrong: nobody shall begin with its pages.
+    pub fn remove_unsound(&mut self, id: RequestId) -> bool {
+        if let Some(sequence) = self.running.iter().find(|sequence| sequence.id == id) {
+            self.pool.forget_prefix(&sequence.pages);
+        }
+        self.remove(id)
     }
 
     /// Takes a request out, wherever it is. False if it is not here.
@@ -123,14 +162,22 @@ impl Scheduler {
         }
         while budget > 0 && self.running.len() < self.limits.max_running {
             let Some(mut sequence) = self.waiting.pop_front() else { break };
-            let count = budget.min(sequence.tokens.len());
+            if sequence.reuse {
+                // At least one token must be computed: its logits are what the answer begins with.
+                let known = sequence.prompt.min(sequence.tokens.len() - 1);
+                self.pool.find_prefix(&mut sequence.pages, &sequence.tokens[..known]);
+            }
+            let first = sequence.pages.len() * PAGE_TOKENS;
+            let count = budget.min(sequence.tokens.len() - first);
             // Newcomers don't push anybody out.
-            if !self.pool.extend(&mut sequence.pages, count) {
+            if !self.pool.extend(&mut sequence.pages, first + count) {
+                self.pool.release(&mut sequence.pages);
                 self.waiting.push_front(sequence);
                 break;
             }
+            (sequence.computed, sequence.cached) = (first, first);
             self.running.push(sequence);
-            plan.push(Work { running: self.running.len() - 1, first: 0, count });
+            plan.push(Work { running: self.running.len() - 1, first, count });
             budget -= count;
         }
     }
@@ -152,7 +199,7 @@ impl Scheduler {
             }
             let Some(mut youngest) = self.running.pop() else { return false };
             self.pool.release(&mut youngest.pages);
-            youngest.computed = 0;
+            (youngest.computed, youngest.shared) = (0, false);
             self.waiting.push_front(youngest);
             if self.running.len() == running {
                 return false;
@@ -172,6 +219,12 @@ mod tests {
         vec![TokenId(1); len]
     }
 
+    /// One of four families of prompts, equal up to `same` tokens and the request's own after that.
+    fn kindred(id: usize, len: usize, same: usize) -> Vec<TokenId> {
+        let token = |i: usize| if i < same { (id % 4) as u32 } else { 100 + id as u32 };
+        (0..len).map(|i| TokenId(token(i))).collect()
+    }
+
     fn scheduler(pages: usize, max_running: usize, max_step_tokens: usize) -> Scheduler {
         Scheduler::new(Limits { max_running, max_step_tokens }, PagePool::new(pages * PAGE_TOKENS))
     }
@@ -180,12 +233,12 @@ mod tests {
     fn decoding_goes_before_prompts_and_prompts_are_cut() {
         let mut s = scheduler(10, 4, 8);
         let mut plan = Vec::new();
-        s.add(RequestId(1), prompt(3));
+        s.add(RequestId(1), prompt(3), true);
         s.plan(&mut plan);
         assert_eq!(plan, [Work { running: 0, first: 0, count: 3 }]);
         s.computed(&plan);
         s.push(0, TokenId(2));
-        s.add(RequestId(2), prompt(20));
+        s.add(RequestId(2), prompt(20), true);
         s.plan(&mut plan);
         assert_eq!(plan, [Work { running: 0, first: 3, count: 1 }, Work { running: 1, first: 0, count: 7 }]);
         s.computed(&plan);
@@ -194,12 +247,38 @@ mod tests {
         assert_eq!(plan, [Work { running: 0, first: 4, count: 1 }, Work { running: 1, first: 7, count: 7 }]);
     }
 
+    #[test]
+    fn a_prompt_that_is_known_is_not_computed_again_but_for_its_last_page() {
+        let mut s = scheduler(10, 4, 1000);
+        let mut plan = Vec::new();
+        let long = 2 * PAGE_TOKENS;
+        for (id, len, reuse, first) in
+            [(1, long, true, 0), (2, long + 9, true, long), (3, long, true, PAGE_TOKENS), (4, long, false, 0)]
+        {
+            s.add(RequestId(id), prompt(len), reuse);
+            s.plan(&mut plan);
+            assert_eq!(plan, [Work { running: 0, first, count: len - first }]);
+            assert_eq!(s.running()[0].cached, first);
+            s.computed(&plan);
+            s.share(0);
+            assert!(s.remove(RequestId(id)));
+        }
+        // Only sound prompts are shared, and an unsound one takes its pages with it.
+        s.add(RequestId(5), prompt(long), true);
+        s.plan(&mut plan);
+        s.computed(&plan);
+        assert!(s.remove_unsound(RequestId(5)));
+        s.add(RequestId(6), prompt(long), true);
+        s.plan(&mut plan);
+        assert_eq!(plan[0].first, 0);
+    }
+
     proptest! {
-        /// Whatever arrives, leaves or runs out of pages: each request gets exactly its tokens, nobody starves, and all pages
-        /// come back.
+        /// Whatever arrives, leaves or runs out of pages: each request gets exactly its tokens, nobody starves, no page is lost
+        /// or held by somebody who doesn't know, and what comes from the cache is the request's own beginning.
         #[test]
         fn every_request_is_served_once(
-            requests in prop::collection::vec((1usize..300, 1usize..200), 1..20),
+            requests in prop::collection::vec((1usize..300, 1usize..200, 0usize..300, 0usize..9), 1..20),
             pages in 8usize..20,
             max_running in 1usize..6,
             max_step_tokens in 1usize..200,
@@ -207,9 +286,11 @@ mod tests {
         ) {
             let mut s = scheduler(pages, max_running, max_step_tokens);
             let mut left: Vec<usize> = requests.iter().map(|r| r.1).collect();
-            for (id, &(len, _)) in requests.iter().enumerate() {
-                s.add(RequestId(id as u64), prompt(len));
+            for (id, &(len, _, same, kind)) in requests.iter().enumerate() {
+                s.add(RequestId(id as u64), kindred(id, len, same), kind > 1);
             }
+            // What every slot of every page holds: the tokens up to and with its own.
+            let mut written = vec![vec![Vec::new(); PAGE_TOKENS]; pages];
             let mut plan = Vec::new();
             let mut steps = 0;
             loop {
@@ -219,13 +300,21 @@ mod tests {
                 prop_assert!(steps < 200_000, "no progress");
                 let tokens: usize = plan.iter().map(|w| w.count).sum();
                 prop_assert!(tokens <= max_step_tokens && plan.len() <= max_running);
-                let mut held: Vec<_> = s.running().iter().flat_map(|q| &q.pages).collect();
-                held.sort_by_key(|page| page.index());
-                held.dedup();
-                prop_assert_eq!(held.len(), s.pool().used(), "a page is held twice or lost");
+                s.pool().check(s.running().iter().flat_map(|q| q.pages.iter().copied()));
                 for work in &plan {
                     let sequence = &s.running()[work.running];
                     prop_assert!(sequence.pages.len() * PAGE_TOKENS >= work.first + work.count);
+                    prop_assert!(sequence.cached == 0 || requests[sequence.id.0 as usize].3 > 1);
+                    for position in work.first..work.first + work.count {
+                        let slot = &mut written[sequence.pages[position / PAGE_TOKENS].index()];
+                        slot[position % PAGE_TOKENS] = sequence.tokens[..=position].to_vec();
+                    }
+                }
+                for sequence in s.running() {
+                    for position in 0..sequence.computed {
+                        let page = sequence.pages[position / PAGE_TOKENS].index();
+                        prop_assert_eq!(&written[page][position % PAGE_TOKENS], &sequence.tokens[..=position]);
+                    }
                 }
                 s.computed(&plan);
                 let mut done = Vec::new();
@@ -234,11 +323,13 @@ mod tests {
                     if sequence.computed < sequence.tokens.len() { continue; }
                     let id = sequence.id;
                     let at = id.0 as usize;
+                    s.share(work.running);
                     s.push(work.running, TokenId(7));
                     left[at] -= 1;
                     let early = cancel[at] && left[at] == requests[at].1 / 2;
                     if left[at] == 0 || early { done.push(id); left[at] = 0; }
                 }
+                prop_assert!(s.pool().is_rooted(), "a page stays that nobody can find");
                 for id in done { prop_assert!(s.remove(id)); }
             }
             prop_assert!(left.iter().all(|&n| n == 0), "somebody was forgotten: {left:?}");

@@ -89,6 +89,7 @@ pub struct Stepper {
     shared: Arc<Shared>,
     active: HashMap<RequestId, Active>,
     max_model_len: usize,
+    prefix_cache: bool,
     /// Source of seeds for requests without one.
     entropy: RandomState,
     plan: Vec<Work>,
@@ -99,13 +100,20 @@ pub struct Stepper {
 }
 
 impl Stepper {
-    pub fn new(model: Backend, scheduler: Scheduler, shared: Arc<Shared>, max_model_len: usize) -> Stepper {
+    pub fn new(
+        model: Backend,
+        scheduler: Scheduler,
+        shared: Arc<Shared>,
+        max_model_len: usize,
+        prefix_cache: bool,
+    ) -> Stepper {
         Stepper {
             model,
             scheduler,
             shared,
             active: HashMap::new(),
             max_model_len,
+            prefix_cache,
             entropy: RandomState::new(),
             plan: Vec::new(),
             next_logits: Vec::new(),
@@ -163,7 +171,9 @@ impl Stepper {
         let entropy = self.entropy.hash_one(id);
         let sampler = Sampler::new(request.sampling.clone(), &request.prompt, entropy);
         let max_tokens = request.max_tokens.min(self.max_model_len - request.prompt.len());
-        self.scheduler.add(id, request.prompt.clone());
+        // A prompt is scored from its logits, and they are not in the cache.
+        let reuse = self.prefix_cache && request.prompt_logprobs.is_none();
+        self.scheduler.add(id, request.prompt.clone(), reuse);
         let prompt_logprobs = if request.prompt_logprobs.is_some() { vec![None] } else { Vec::new() };
         self.active.insert(
             id,
@@ -282,9 +292,12 @@ impl Stepper {
             active.prompt_sent = true;
             let logprobs = std::mem::take(&mut active.prompt_logprobs);
             let logprobs = active.request.prompt_logprobs.map(|_| logprobs);
-            let prompt_tokens = active.request.prompt.len() as u64;
-            self.shared.update(|stats| stats.prompt_tokens += prompt_tokens);
-            if !(active.sink)(Event::Prompt { cached_tokens: 0, logprobs }) {
+            let (prompt_tokens, cached_tokens) = (active.request.prompt.len(), sequence.cached);
+            self.shared.update(|stats| {
+                stats.prompt_tokens += (prompt_tokens - cached_tokens) as u64;
+                stats.cached_prompt_tokens += cached_tokens as u64;
+            });
+            if !(active.sink)(Event::Prompt { cached_tokens, logprobs }) {
                 return finished.push((id, Finish::Cancelled));
             }
         }
@@ -295,6 +308,10 @@ impl Stepper {
         let logits = &mut self.next_logits[drawing * vocab..(drawing + 1) * vocab];
         if !logits.iter().all(|x| x.is_finite()) {
             return finished.push((id, not_finite(&self.shared, id, position)));
+        }
+        if self.prefix_cache {
+            // A NaN in any of the prompt's cache entries would have reached these logits.
+            self.scheduler.share(work.running);
         }
         if active.request.logprobs.is_some() {
             self.logprobs.clear();
@@ -320,7 +337,10 @@ impl Stepper {
     }
 
     fn finish(&mut self, id: RequestId, finish: Finish) {
-        self.scheduler.remove(id);
+        match finish {
+            Finish::Failed(_) => self.scheduler.remove_unsound(id),
+            _ => self.scheduler.remove(id),
+        };
         if let Some(mut active) = self.active.remove(&id) {
             // Nothing follows, so there is nothing left to cancel.
             let _ = (active.sink)(Event::Finished(finish));

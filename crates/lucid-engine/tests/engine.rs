@@ -48,19 +48,32 @@ fn requests() -> Vec<Request> {
     kinds.collect()
 }
 
+/// All events of a request, and how much of its prompt was in the cache: that depends on who was there before.
+fn collect(events: Receiver<Event>) -> (Vec<Event>, usize) {
+    let mut cached = 0;
+    let mut events: Vec<Event> = events.into_iter().collect();
+    for event in &mut events {
+        if let Event::Prompt { cached_tokens, .. } = event {
+            cached = std::mem::take(cached_tokens);
+        }
+    }
+    (events, cached)
+}
+
 fn run_alone(engine: &Engine) -> Vec<Vec<Event>> {
-    requests().into_iter().map(|request| submit(engine, request).into_iter().collect()).collect()
+    requests().into_iter().map(|request| collect(submit(engine, request)).0).collect()
 }
 
 fn run_together(engine: &Engine) -> Vec<Vec<Event>> {
     let running: Vec<_> = requests().into_iter().map(|request| submit(engine, request)).collect();
-    running.into_iter().map(|events| events.into_iter().collect()).collect()
+    running.into_iter().map(|events| collect(events).0).collect()
 }
 
 /// `Event` compares log-probabilities as floats, and none is NaN, so equal means equal bits (but for the sign of zero).
 #[test]
 fn the_same_bits_alone_and_together_in_any_chunk_on_any_number_of_threads() {
-    let alone = run_alone(&start(&EngineOptions { threads: Some(1), ..EngineOptions::default() }));
+    let cold = EngineOptions { threads: Some(1), prefix_cache: false, ..EngineOptions::default() };
+    let alone = run_alone(&start(&cold));
     assert!(alone.len() > 17 && alone.iter().all(|events| matches!(events.last(), Some(Event::Finished(_)))));
     for (max_step_tokens, threads) in [(1, 2), (7, 3), (64, 2), (512, 1)] {
         let options = EngineOptions { max_step_tokens, threads: Some(threads), ..EngineOptions::default() };
@@ -71,7 +84,7 @@ fn the_same_bits_alone_and_together_in_any_chunk_on_any_number_of_threads() {
 
 #[test]
 fn preempted_requests_go_on_with_the_same_bits() {
-    let alone = run_alone(&start(&EngineOptions::default()));
+    let alone = run_alone(&start(&EngineOptions { prefix_cache: false, ..EngineOptions::default() }));
     // Five pages of 64 tokens for requests that need up to three each: they push each other out.
     let options = EngineOptions {
         kv_cache_tokens: 320,
@@ -81,6 +94,35 @@ fn preempted_requests_go_on_with_the_same_bits() {
     };
     let engine = start(&options);
     assert!(run_together(&engine) == alone);
+}
+
+/// Requests that go on where another one's prompt ends, with and without the pages of that one.
+#[test]
+fn cold_and_warm_answers_have_the_same_bits() {
+    let long = goldens::prompts().into_iter().max_by_key(|golden| golden.prompt_len).unwrap();
+    let prompt = &long.tokens[..long.prompt_len.min(700)];
+    let requests = |engine: &Engine| -> Vec<(Vec<Event>, usize)> {
+        // Whole, then from the middle of a page, from a page's end, and beyond the pages that can be shared.
+        let cuts = [prompt.len(), 200, 256, 320, prompt.len(), 130];
+        let request = |cut: usize, other: u32| {
+            let mut prompt = prompt[..cut].to_vec();
+            prompt.extend((0..other).map(|i| TokenId(100 + other + i)));
+            let (max_tokens, logprobs) = (20, Some(3));
+            collect(submit(engine, Request { prompt, max_tokens, logprobs, ..Request::default() }))
+        };
+        cuts.into_iter().zip([0, 70, 3, 0, 0, 1]).map(|(cut, other)| request(cut, other)).collect()
+    };
+    let cold = requests(&start(&EngineOptions { prefix_cache: false, ..EngineOptions::default() }));
+    let engine = start(&EngineOptions { max_step_tokens: 100, ..EngineOptions::default() });
+    let warm = requests(&engine);
+    assert_eq!(cold.iter().map(|(_, cached)| *cached).collect::<Vec<_>>(), [0; 6]);
+    let pages = |tokens: usize| tokens / 64 * 64;
+    let expected = [0, pages(200), 256, 256, pages(prompt.len() - 1), 128];
+    assert_eq!(warm.iter().map(|(_, cached)| *cached).collect::<Vec<_>>(), expected);
+    assert_eq!(engine.stats().cached_prompt_tokens, expected.iter().sum::<usize>() as u64);
+    for ((cold, _), (warm, _)) in cold.iter().zip(&warm) {
+        assert!(cold == warm);
+    }
 }
 
 #[test]

@@ -61,6 +61,7 @@ struct Answer {
     engine_id: RequestId,
     choice: Choice,
     prompt_tokens: usize,
+    cached_tokens: usize,
     tokens: usize,
     last_token: Option<Instant>,
     finished: Option<Finished>,
@@ -104,6 +105,7 @@ impl Generation {
                 engine_id,
                 choice,
                 prompt_tokens,
+                cached_tokens: 0,
                 tokens: 0,
                 last_token: None,
                 finished: None,
@@ -136,6 +138,11 @@ impl Generation {
         }
     }
 
+    /// Prompt tokens that came from the prefix cache. Every prompt has `n` answers and counts once, as its first answer found it.
+    pub(crate) fn cached_tokens(&self, n: usize) -> usize {
+        self.answers.iter().step_by(n.max(1)).map(|answer| answer.cached_tokens).sum()
+    }
+
     fn take(&mut self, Arrival { index, at, event }: Arrival) -> Result<(), ApiError> {
         let Some(answer) = self.answers.get_mut(index) else { return Ok(()) };
         if answer.finished.is_some() {
@@ -143,7 +150,8 @@ impl Generation {
         }
         let mut changes = VecDeque::new();
         match event {
-            Event::Prompt { logprobs, .. } => {
+            Event::Prompt { logprobs, cached_tokens } => {
+                answer.cached_tokens = cached_tokens;
                 self.updates.push_back(Update { index, step: Step::Prompt(logprobs) });
             }
             Event::Token { id, logprobs } => {
@@ -217,6 +225,7 @@ impl Drop for Generation {
             request = %self.id,
             answers = self.answers.len(),
             prompt_tokens = self.prompt_tokens,
+            cached_tokens = self.answers.iter().map(|answer| answer.cached_tokens).sum::<usize>(),
             generated_tokens = generated,
             first_token_s = self.first_token.map(|waited| waited.as_secs_f64()),
             seconds = took.as_secs_f64(),

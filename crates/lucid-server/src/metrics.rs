@@ -159,6 +159,11 @@ impl Collector for EngineCollector {
         }
         let counters = [
             ("lucid:prompt_tokens", "Prompt tokens computed", stats.prompt_tokens),
+            (
+                "lucid:cached_prompt_tokens",
+                "Prompt tokens that came from the prefix cache",
+                stats.cached_prompt_tokens,
+            ),
             ("lucid:generation_tokens", "Tokens generated", stats.generated_tokens),
         ];
         for (name, help, value) in counters {

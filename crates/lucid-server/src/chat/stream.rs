@@ -129,6 +129,7 @@ impl ChatStream {
     fn counts(&self) -> Counts {
         Counts {
             prompt: self.chat.prompt.len(),
+            cached: self.generation.cached_tokens(self.chat.request.common.n),
             completion: self.answers.iter().map(|answer| answer.reader.tokens).sum(),
             reasoning: Some(self.answers.iter().map(|answer| answer.reader.reasoning_tokens).sum()),
         }

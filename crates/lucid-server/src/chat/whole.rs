@@ -59,6 +59,7 @@ pub(crate) async fn collect<'a>(
     }
     let counts = Counts {
         prompt: chat.prompt.len(),
+        cached: generation.cached_tokens(common.n),
         completion: answers.iter().map(|answer| answer.reader.tokens).sum(),
         reasoning: Some(answers.iter().map(|answer| answer.reader.reasoning_tokens).sum()),
     };

@@ -96,6 +96,7 @@ impl CompletionsStream {
     fn counts(&self) -> Counts {
         Counts {
             prompt: self.of.prompt_tokens(),
+            cached: self.generation.cached_tokens(self.of.request.common.n),
             completion: self.answers.iter().map(|streamed| streamed.answer.tokens).sum(),
             reasoning: None,
         }

@@ -39,6 +39,7 @@ pub(crate) async fn collect<'a>(
     }
     let counts = Counts {
         prompt: of.prompt_tokens(),
+        cached: generation.cached_tokens(of.request.common.n),
         completion: wholes.iter().map(|whole| whole.answer.tokens).sum(),
         reasoning: None,
     };

@@ -151,6 +151,28 @@ fn usage_can_come_with_every_chunk() {
 }
 
 #[test]
+fn usage_says_what_came_from_the_prefix_cache() {
+    // Tokens that no other test asks for: two whole pages and a bit.
+    let prompt: Vec<u32> = (0..150).map(|i| 1000 + i * 3 % 500).collect();
+    let request = json!({"prompt": [prompt.clone(), prompt[..100]], "temperature": 0, "max_tokens": 4});
+    let cold = fixture::post(shared(), COMPLETIONS, &request);
+    let warm = fixture::post(shared(), COMPLETIONS, &request);
+    assert_eq!(cold["usage"]["prompt_tokens_details"], Value::Null);
+    assert_eq!(warm["usage"]["prompt_tokens_details"], json!({"cached_tokens": 128 + 64}));
+    assert_eq!(warm["usage"]["prompt_tokens"], 250);
+    for i in 0..2 {
+        assert_eq!(cold["choices"][i]["text"], warm["choices"][i]["text"]);
+    }
+    let chunks = fixture::stream(
+        shared(),
+        COMPLETIONS,
+        &with(request, json!({"stream_options": {"include_usage": true}})),
+    );
+    let usage = &chunks.last().unwrap()["usage"];
+    assert_eq!(usage["prompt_tokens_details"], json!({"cached_tokens": 128 + 64}));
+}
+
+#[test]
 fn several_prompts_have_several_answers() {
     let prompts = ["The capital of France is", "The capital of Peru is"];
     let request = |prompt: Value| json!({"prompt": prompt, "temperature": 0, "max_tokens": 2});
