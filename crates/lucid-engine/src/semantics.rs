@@ -47,6 +47,8 @@ pub struct Semantics {
     pub mode: Mode,
     /// Quantized weights are decoded, activations are not quantized: `W4A16` in the field's words.
     pub activations: &'static str,
+    /// How products of weights and activations are summed: in f32, or on a processor's tile unit, as exactly.
+    pub products: &'static str,
     /// Element type of the KV cache: `f32` or `bf16`.
     pub kv_cache: &'static str,
     /// Epsilon of the latent norms.
@@ -64,6 +66,7 @@ impl Semantics {
         Semantics {
             mode: options.mode,
             activations: "f32 (weight-only quantization)",
+            products: "f32",
             kv_cache: match options.mode {
                 Mode::Reference => "f32",
                 Mode::Serving => "bf16",
@@ -93,8 +96,8 @@ impl fmt::Display for Semantics {
         };
         write!(
             f,
-            "{mode} mode, activations {}, KV cache {}, latent-norm epsilon {:e}, RoPE {}",
-            self.activations, self.kv_cache, self.latent_norm_eps, self.rope_pairing
+            "{mode} mode, activations {}, products {}, KV cache {}, latent-norm epsilon {:e}, RoPE {}",
+            self.activations, self.products, self.kv_cache, self.latent_norm_eps, self.rope_pairing
         )?;
         match self.plant {
             Some(plant) => write!(f, ", PLANTED FAULT {plant}"),

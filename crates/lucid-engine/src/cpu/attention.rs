@@ -11,6 +11,7 @@ use super::dot::{Target, dots};
 use super::exp::exp;
 use super::row::Rows;
 use super::threads::Threads;
+use super::vectorize::vectorized;
 use super::weighted_sum::weighted_sum;
 use crate::kv_cache::{PAGE_TOKENS, PageId};
 
@@ -76,6 +77,10 @@ pub fn attend(
 ) {
     let tokens: usize = spans.iter().map(|span| span.count).sum();
     assert!(out.len() >= tokens * shape.heads * shape.latent, "attention output is too small");
+    #[cfg(target_arch = "x86_64")]
+    if threads.tiles() {
+        return super::tiles::attend(threads, cache, layer, shape, spans, queries, out);
+    }
     let block_tokens = (BLOCK_QUERIES / shape.heads).max(1);
     let blocks: usize = spans.iter().map(|span| span.count.div_ceil(block_tokens)).sum();
     // Few blocks (decode): cut the heads too, so that every thread has work.
@@ -141,9 +146,7 @@ fn attend_block(
             let scores = &mut block.scores[q * PAGE_TOKENS..(q + 1) * PAGE_TOKENS];
             let rescale = softmax_page(scores, visible, &mut block.maximum[q], &mut block.sum[q]);
             if rescale != 1.0 {
-                for value in &mut block.accumulated[q * latent..(q + 1) * latent] {
-                    *value *= rescale;
-                }
+                self::scale(&mut block.accumulated[q * latent..(q + 1) * latent], rescale);
             }
         }
         weighted_sum((count, entries, latent), &block.scores, values, width, &mut block.accumulated);
@@ -158,34 +161,53 @@ fn attend_block(
     }
 }
 
-/// Turns the first `visible` scores of a page into weights against the running maximum, the others into 0; returns what the
-/// former sums must be multiplied with.
-fn softmax_page(scores: &mut [f32], visible: usize, maximum: &mut f32, sum: &mut f32) -> f32 {
-    let (seen, hidden) = scores.split_at_mut(visible);
-    hidden.fill(0.0);
-    if seen.is_empty() {
-        return 1.0;
-    }
-    // `max` would drop a NaN; a NaN score must reach the logits, where it is found.
-    let mut highest = *maximum;
-    for &score in seen.iter() {
-        highest = if score > highest || score.is_nan() { score } else { highest };
-    }
-    for score in seen.iter_mut() {
-        *score = exp(*score - highest);
-    }
-    let rescale = exp(*maximum - highest);
-    let mut lanes = [0f32; 8];
-    let (blocks, tail) = seen.as_chunks::<8>();
-    for block in blocks {
-        for (lane, &p) in lanes.iter_mut().zip(block) {
+vectorized! {
+    /// Turns the first `visible` scores of a page into weights against the running maximum, the others into 0; returns what the
+    /// former sums must be multiplied with.
+    pub fn softmax_page(scores: &mut [f32], visible: usize, maximum: &mut f32, sum: &mut f32) -> f32 {
+        let (seen, hidden) = scores.split_at_mut(visible);
+        hidden.fill(0.0);
+        if seen.is_empty() {
+            return 1.0;
+        }
+        // Comparing would drop a NaN; a NaN score must reach the logits, where it is found.
+        let (mut highest, mut wrong) = ([*maximum; 16], [0u32; 16]);
+        let mut look = |scores: &[f32]| {
+            for ((highest, wrong), &score) in highest.iter_mut().zip(&mut wrong).zip(scores) {
+                *highest = if score > *highest { score } else { *highest };
+                *wrong |= u32::from(score.is_nan());
+            }
+        };
+        let (blocks, tail) = seen.as_chunks::<16>();
+        blocks.iter().for_each(|block| look(block));
+        look(tail);
+        let mut highest = highest.into_iter().reduce(|a, b| if b > a { b } else { a }).unwrap_or(*maximum);
+        if wrong.into_iter().any(|wrong| wrong != 0) {
+            highest = f32::NAN;
+        }
+        for score in seen.iter_mut() {
+            *score = exp(*score - highest);
+        }
+        let rescale = exp(*maximum - highest);
+        let mut lanes = [0f32; 16];
+        let (blocks, tail) = seen.as_chunks::<16>();
+        for block in blocks {
+            for (lane, &p) in lanes.iter_mut().zip(block) {
+                *lane += p;
+            }
+        }
+        for (lane, &p) in lanes.iter_mut().zip(tail) {
             *lane += p;
         }
+        *sum = *sum * rescale + lanes.iter().sum::<f32>();
+        *maximum = highest;
+        rescale
     }
-    for (lane, &p) in lanes.iter_mut().zip(tail) {
-        *lane += p;
+
+    /// `values *= factor`.
+    pub fn scale(values: &mut [f32], factor: f32) {
+        for value in values {
+            *value *= factor;
+        }
     }
-    *sum = *sum * rescale + lanes.iter().sum::<f32>();
-    *maximum = highest;
-    rescale
 }

@@ -59,6 +59,16 @@ impl LatentCache {
         }
     }
 
+    /// The first `count` entries of a page as they are stored, if that is bf16: `[count, width]`.
+    #[must_use]
+    pub fn bf16_page(&self, layer: usize, page: PageId, count: usize) -> Option<&[u16]> {
+        let at = page.index() * PAGE_TOKENS * self.width;
+        match &self.layers[layer] {
+            Values::F32(_) => None,
+            Values::Bf16(values) => Some(&values[at..at + count * self.width]),
+        }
+    }
+
     /// Values of one entry.
     #[must_use]
     pub fn width(&self) -> usize {

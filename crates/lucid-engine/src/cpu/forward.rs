@@ -13,6 +13,10 @@ use super::norm::{rms_norm, rms_norm_in_place};
 use super::rope::{Rope, softmax_scale};
 use super::router::Route;
 use super::threads::Threads;
+#[cfg(target_arch = "x86_64")]
+use super::tiles;
+#[cfg(target_arch = "x86_64")]
+use crate::Mode;
 use crate::backend::Load;
 use crate::kv_cache::PAGE_TOKENS;
 use crate::parallel::{Collective, Rank, Shard, shard_config};
@@ -69,7 +73,7 @@ impl CpuModel {
     pub fn load(load: &Load<'_>, rank: Rank, ranks: Box<dyn Collective>) -> Result<CpuModel, Error> {
         let config = load.checkpoint.config().clone();
         let part = shard_config(&config, rank)?;
-        let semantics = Semantics::new(&config, load.semantics);
+        let mut semantics = Semantics::new(&config, load.semantics);
         let threads = match load.threads {
             Some(0) => {
                 return Err(Error::Option { option: "threads", value: "0".into(), expected: "at least 1" });
@@ -86,13 +90,23 @@ impl CpuModel {
             weights.embed_tokens = shard.vocabulary_rows(&weights.embed_tokens)?;
             weights.lm_head = shard.vocabulary_rows(&weights.lm_head)?;
         }
+        let mut threads = Threads::new(threads).map_err(Error::Threads)?;
+        #[cfg(target_arch = "x86_64")]
+        {
+            let (latent, rope) = (config.kv_lora_rank, config.qk_rope_head_dim);
+            // The witness stays with plain f32.
+            if load.semantics.mode == Mode::Serving && tiles::available() && tiles::takes(latent, latent + rope) {
+                threads.use_tiles();
+                semantics.products = "exact bf16 parts on AMX tiles";
+            }
+        }
         Ok(CpuModel {
             vocabulary: shard.vocabulary(),
             weights,
             rope: Rope::new(&config, load.positions, semantics.rope_pairing == "interleaved"),
             softmax_scale: softmax_scale(&config),
             ranks,
-            threads: Threads::new(threads).map_err(Error::Threads)?,
+            threads,
             scratch: Scratch::default(),
             semantics,
             config,

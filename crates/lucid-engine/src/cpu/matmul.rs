@@ -49,7 +49,8 @@ impl<'a> Inputs<'a> {
         Inputs::Strided { values, start: 0, stride: cols }
     }
 
-    fn vector(self, i: usize, cols: usize) -> &'a [f32] {
+    /// Vector `i`, `[cols]`.
+    pub fn vector(self, i: usize, cols: usize) -> &'a [f32] {
         match self {
             Inputs::Strided { values, start, stride } => &values[start + i * stride..][..cols],
             Inputs::Gathered { values, stride, rows } => &values[rows[i] * stride..][..cols],
@@ -63,6 +64,22 @@ pub struct Outputs<'a> {
     stride: usize,
     /// The buffer stays borrowed until the product is computed.
     buffer: PhantomData<&'a mut [f32]>,
+}
+
+impl Outputs<'_> {
+    /// Where the product of vector `i` and row `row` goes.
+    ///
+    /// # Safety
+    /// There are such a vector and such a row.
+    pub unsafe fn at(&self, i: usize, row: usize) -> *mut f32 {
+        // SAFETY: inside the buffer, as the caller promises and `OutputBuffer::rows` checked.
+        unsafe { self.at.add(i * self.stride + row) }
+    }
+
+    /// From one vector to the next.
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
 }
 
 /// A buffer that several products of one round write to, each to its own places.
@@ -105,14 +122,33 @@ pub struct Product<'a> {
     pub outputs: Outputs<'a>,
 }
 
+impl Product<'_> {
+    /// Whether both products read the same vectors.
+    pub fn same_inputs(&self, other: &Product<'_>) -> bool {
+        let same = match (self.inputs, other.inputs) {
+            (
+                Inputs::Strided { values, start, stride },
+                Inputs::Strided { values: other, start: other_start, stride: other_stride },
+            ) => std::ptr::eq(values, other) && start == other_start && stride == other_stride,
+            (
+                Inputs::Gathered { values, stride, rows },
+                Inputs::Gathered { values: other, stride: other_stride, rows: other_rows },
+            ) => std::ptr::eq(values, other) && stride == other_stride && std::ptr::eq(rows, other_rows),
+            _ => false,
+        };
+        same && self.count == other.count && self.weight.cols == other.weight.cols
+    }
+}
+
 // SAFETY: `Outputs` is the only part that isn't Sync by itself; tasks write to disjoint elements (see `multiply`).
 unsafe impl Sync for Product<'_> {}
 
 /// Computes all products in one round of the threads.
 pub fn multiply(threads: &mut Threads, products: &[Product<'_>]) {
-    let tasks_of = |product: &Product<'_>| {
-        product.rows.len().div_ceil(PANEL_ROWS) * product.count.div_ceil(PANEL_TOKENS)
-    };
+    #[cfg(target_arch = "x86_64")]
+    if threads.tiles() {
+        return super::tiles::multiply(threads, products);
+    }
     let tasks: usize = products.iter().map(tasks_of).sum();
     threads.for_each(tasks, |mut task| {
         for product in products {
@@ -125,8 +161,13 @@ pub fn multiply(threads: &mut Threads, products: &[Product<'_>]) {
     });
 }
 
+/// Panels of a product.
+pub fn tasks_of(product: &Product<'_>) -> usize {
+    product.rows.len().div_ceil(PANEL_ROWS) * product.count.div_ceil(PANEL_TOKENS)
+}
+
 /// One panel of rows by one panel of tokens.
-fn panel(product: &Product<'_>, task: usize) {
+pub fn panel(product: &Product<'_>, task: usize) {
     let row_panels = product.rows.len().div_ceil(PANEL_ROWS);
     let first_row = task % row_panels * PANEL_ROWS;
     let count = PANEL_ROWS.min(product.rows.len() - first_row);
@@ -135,9 +176,8 @@ fn panel(product: &Product<'_>, task: usize) {
     let weight = product.weight;
     let start = product.rows.start + first_row;
     let rows = Rows::of(weight, start..start + count);
-    let at = first_token * product.outputs.stride + first_row;
-    // SAFETY: inside the buffer (checked by `OutputBuffer::rows`).
-    let at = unsafe { product.outputs.at.add(at) };
+    // SAFETY: a task's first row and token exist.
+    let at = unsafe { product.outputs.at(first_token, first_row) };
     let target = Target { at, stride: product.outputs.stride, scale: global_scale(weight) };
     SCRATCH.with_borrow_mut(|scratch| {
         let x = |t: usize| product.inputs.vector(first_token + t, weight.cols);

@@ -14,6 +14,9 @@ mod rope;
 mod router;
 mod row;
 mod threads;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+mod vectorize;
 mod weighted_sum;
 
 pub use cache::LatentCache;

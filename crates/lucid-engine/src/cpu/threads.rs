@@ -38,6 +38,7 @@ unsafe impl Send for Shared {}
 pub struct Threads {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
+    tiles: bool,
 }
 
 impl Threads {
@@ -55,7 +56,7 @@ impl Threads {
             wake: Condvar::new(),
             panic: Mutex::new(None),
         });
-        let mut threads = Threads { shared: Arc::clone(&shared), workers: Vec::new() };
+        let mut threads = Threads { shared: Arc::clone(&shared), workers: Vec::new(), tiles: false };
         for number in 1..count.max(1) {
             let shared = Arc::clone(&shared);
             let worker = std::thread::Builder::new()
@@ -64,6 +65,22 @@ impl Threads {
             threads.workers.push(worker);
         }
         Ok(threads)
+    }
+
+    /// Lets them compute products on the tile unit.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[cfg(target_arch = "x86_64")]
+    pub fn use_tiles(&mut self) {
+        assert!(super::tiles::available(), "this machine has no tile unit");
+        self.tiles = true;
+    }
+
+    /// Whether products run on the tile unit.
+    #[must_use]
+    pub fn tiles(&self) -> bool {
+        self.tiles
     }
 
     /// Threads in all.

@@ -1,0 +1,251 @@
+//! Latent attention on tiles: the twin of `cpu/attention.rs`, page by page as there.
+//!
+//! A page of the cache is already what the tile unit takes as weights: its product with the queries gives the scores. For the
+//! weighted sum the softmax weights are cut into three bf16 parts and stand on the left, and pairs of cache entries are woven
+//! together on the right.
+
+use std::arch::x86_64::*;
+use std::cell::RefCell;
+use std::ops::Range;
+
+use super::kernel::{ROWS, Tiles, add_weighted, multiply_block};
+use super::parts::{PARTS, split_32};
+use super::vectors::{BLOCK, Form, Line, STEP, pack};
+use super::weights::Panel;
+use crate::cpu::attention::{Shape, Span, scale, softmax_page};
+use crate::cpu::cache::LatentCache;
+use crate::cpu::dot::Target;
+use crate::cpu::threads::Threads;
+use crate::kv_cache::PAGE_TOKENS;
+
+/// Query vectors (tokens times heads) that one task holds: enough that weaving a page is cheap beside using it, and their sums
+/// stay in the core's own cache.
+const BLOCK_QUERIES: usize = 128;
+
+/// Columns of the sums that are computed together: four tiles.
+pub const COLUMNS: usize = 64;
+
+/// What one thread needs for a block.
+#[derive(Default)]
+struct Block {
+    queries: Vec<Line>,    // blocks of sixteen, packed
+    scores: Vec<f32>,      // [queries, PAGE_TOKENS]
+    weights: Vec<Line>,    // [queries / 16, 3 parts, 16, PAGE_TOKENS] bf16
+    values: Vec<Line>,     // [PAGE_TOKENS / 2, latent] pairs of bf16
+    maximum: Vec<f32>,     // [queries]
+    sum: Vec<f32>,         // [queries]
+    accumulated: Vec<f32>, // [queries, latent]
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Block> = RefCell::new(Block::default());
+}
+
+/// Where a task's results go.
+struct Output(*mut f32);
+// SAFETY: every (token, head) belongs to exactly one task, which alone writes its `latent` values.
+unsafe impl Sync for Output {}
+
+/// One task: some tokens of a span, some heads.
+struct Piece<'a> {
+    cache: &'a LatentCache,
+    layer: usize,
+    shape: Shape,
+    span: &'a Span<'a>,
+    tokens: Range<usize>,
+    heads: Range<usize>,
+    queries: &'a [f32],
+}
+
+impl Piece<'_> {
+    fn count(&self) -> usize {
+        self.tokens.len() * self.heads.len()
+    }
+
+    fn token(&self, query: usize) -> usize {
+        self.tokens.start + query / self.heads.len()
+    }
+
+    /// The row of a query in `[rows, heads, _]`.
+    fn row(&self, query: usize) -> usize {
+        let head = self.heads.start + query % self.heads.len();
+        (self.span.row + self.token(query)) * self.shape.heads + head
+    }
+}
+
+/// Whether this form takes such a cache.
+pub fn takes(latent: usize, width: usize) -> bool {
+    latent.is_multiple_of(COLUMNS) && width.is_multiple_of(STEP)
+}
+
+/// See [`crate::cpu::attention::attend`].
+pub fn attend(
+    threads: &mut Threads,
+    cache: &LatentCache,
+    layer: usize,
+    shape: Shape,
+    spans: &[Span<'_>],
+    queries: &[f32],
+    out: &mut [f32],
+) {
+    let block_tokens = (BLOCK_QUERIES / shape.heads).max(1);
+    let blocks: usize = spans.iter().map(|span| span.count.div_ceil(block_tokens)).sum();
+    // Few blocks (decode): cut the heads too, so that every thread has work; but each task weaves its pages itself.
+    let head_groups = threads.count().div_ceil(blocks.max(1)).clamp(1, shape.heads);
+    let group = shape.heads.div_ceil(head_groups);
+    let head_groups = shape.heads.div_ceil(group);
+    let output = Output(out.as_mut_ptr());
+    let output = &output;
+    threads.for_each(blocks * head_groups, |task| {
+        let (mut block, heads) = (task / head_groups, task % head_groups * group);
+        for span in spans {
+            let here = span.count.div_ceil(block_tokens);
+            if block < here {
+                let tokens = block * block_tokens..span.count.min((block + 1) * block_tokens);
+                let heads = heads..shape.heads.min(heads + group);
+                let piece = Piece { cache, layer, shape, span, tokens, heads, queries };
+                // SAFETY: the tile unit was found, and AVX-512 comes with it.
+                return SCRATCH.with_borrow_mut(|scratch| unsafe { attend_piece(scratch, &piece, output) });
+            }
+            block -= here;
+        }
+    });
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn attend_piece(block: &mut Block, piece: &Piece<'_>, output: &Output) {
+    let (width, latent, count) = (piece.cache.width(), piece.shape.latent, piece.count());
+    let steps = width / STEP;
+    let query_blocks = count.div_ceil(BLOCK);
+    block.scores.resize(count * PAGE_TOKENS, 0.0);
+    block.maximum.clear();
+    block.maximum.resize(count, f32::NEG_INFINITY);
+    block.sum.clear();
+    block.sum.resize(count, 0.0);
+    block.accumulated.clear();
+    block.accumulated.resize(count * latent, 0.0);
+    block.weights.resize(query_blocks * PARTS * ROWS * (PAGE_TOKENS / STEP), Line::ZERO);
+    block.values.resize(PAGE_TOKENS / 2 * latent / 16, Line::ZERO);
+    // SAFETY: AVX-512 and tiles as promised by the caller; buffers were made for these sizes.
+    unsafe {
+        pack_queries(block, piece);
+        let visible_to_last = piece.span.position + piece.tokens.end;
+        for (number, &page) in piece.span.pages[..visible_to_last.div_ceil(PAGE_TOKENS)].iter().enumerate() {
+            let first = number * PAGE_TOKENS;
+            let entries = PAGE_TOKENS.min(visible_to_last - first);
+            let Some(values) = piece.cache.bf16_page(piece.layer, page, entries) else { return };
+            let panel = Panel { at: values.as_ptr().cast(), stride: width * 2, rows: entries, steps };
+            score(block, piece, panel);
+            for q in 0..count {
+                let visible = (piece.span.position + piece.token(q) + 1).saturating_sub(first).min(entries);
+                let scores = &mut block.scores[q * PAGE_TOKENS..(q + 1) * PAGE_TOKENS];
+                let rescale = softmax_page(scores, visible, &mut block.maximum[q], &mut block.sum[q]);
+                if rescale != 1.0 {
+                    scale(&mut block.accumulated[q * latent..(q + 1) * latent], rescale);
+                }
+            }
+            split_weights(&block.scores[..count * PAGE_TOKENS], &mut block.weights);
+            weave(values, width, latent, &mut block.values);
+            for at in (0..count).step_by(ROWS) {
+                let rows = ROWS.min(count - at);
+                let tiles = Tiles::for_weighted_sum(rows);
+                let weights = block.weights.as_ptr().add(at / ROWS * PARTS * ROWS * (PAGE_TOKENS / STEP));
+                let sums = block.accumulated.as_mut_ptr().add(at * latent);
+                add_weighted(&tiles, weights, block.values.as_ptr(), latent, sums);
+            }
+        }
+        for q in 0..count {
+            let sums = &mut block.accumulated[q * latent..(q + 1) * latent];
+            scale(sums, 1.0 / block.sum[q]);
+            // Inside `out` (checked by the caller); this (token, head) is this task's own.
+            output.0.add(piece.row(q) * latent).copy_from_nonoverlapping(sums.as_ptr(), latent);
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn pack_queries(block: &mut Block, piece: &Piece<'_>) {
+    let width = piece.cache.width();
+    let full = Form { vectors: BLOCK }.len(width);
+    block.queries.resize(piece.count().div_ceil(BLOCK) * full / 16, Line::ZERO);
+    // SAFETY: lines are dwords; AVX-512 as promised by the caller.
+    unsafe {
+        let dwords = block.queries.len() * 16;
+        let packed = std::slice::from_raw_parts_mut(block.queries.as_mut_ptr().cast::<u32>(), dwords);
+        for (number, packed) in packed.chunks_exact_mut(full).enumerate() {
+            let first = number * BLOCK;
+            let form = Form { vectors: BLOCK.min(piece.count() - first) };
+            let query = |i: usize| &piece.queries[piece.row(first + i) * width..][..width];
+            pack(form, width, query, packed);
+        }
+    }
+}
+
+/// The scores of all queries against the entries of a page.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn score(block: &mut Block, piece: &Piece<'_>, panel: Panel) {
+    let full = Form { vectors: BLOCK }.len(piece.cache.width());
+    let mut tiles: Option<(usize, Tiles)> = None;
+    for first in (0..piece.count()).step_by(BLOCK) {
+        let form = Form { vectors: BLOCK.min(piece.count() - first) };
+        // SAFETY: `scores` has PAGE_TOKENS places for every query; the rest as promised by the caller.
+        unsafe {
+            if tiles.as_ref().is_none_or(|(vectors, _)| *vectors != form.vectors) {
+                // The old one gives the unit back, so it goes before the new one sets it up.
+                drop(tiles.take());
+                tiles = Some((form.vectors, Tiles::for_product(panel.rows.min(ROWS), form)));
+            }
+            let at = block.scores.as_mut_ptr().add(first * PAGE_TOKENS);
+            let target = Target { at, stride: PAGE_TOKENS, scale: piece.shape.scale };
+            let queries = block.queries.as_ptr().cast::<u32>().add(first / BLOCK * full);
+            multiply_block(panel, form, queries, target);
+        }
+    }
+}
+
+/// `[queries, PAGE_TOKENS]` to blocks of sixteen queries, each `[3 parts, 16, PAGE_TOKENS]` in bf16.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn split_weights(scores: &[f32], weights: &mut [Line]) {
+    const LINES: usize = PAGE_TOKENS / STEP;
+    for (q, scores) in scores.chunks_exact(PAGE_TOKENS).enumerate() {
+        for (step, scores) in scores.as_chunks::<STEP>().0.iter().enumerate() {
+            // SAFETY: 32 floats, and a line for each part.
+            unsafe {
+                let at = scores.as_ptr();
+                let parts = split_32(_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(16)));
+                for (part, value) in parts.into_iter().enumerate() {
+                    let line = &mut weights[((q / ROWS * PARTS + part) * ROWS + q % ROWS) * LINES + step];
+                    _mm512_store_si512(line.0.as_mut_ptr().cast(), value);
+                }
+            }
+        }
+    }
+}
+
+/// Rows `2p` and `2p + 1` of a page, value by value side by side; rows that are not there count as 0.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn weave(values: &[u16], width: usize, latent: usize, out: &mut [Line]) {
+    // Dword i takes half i of the first row and half i of the second.
+    let low = _mm512_set_epi16(
+        47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34,
+        2, 33, 1, 32, 0,
+    );
+    let high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    let entries = values.len() / width;
+    for (pair, out) in out.chunks_exact_mut(latent / 16).enumerate() {
+        let row = |i: usize| (2 * pair + i < entries).then(|| &values[(2 * pair + i) * width..][..latent]);
+        let (first, second) = (row(0), row(1));
+        for (block, out) in out.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            // SAFETY: 32 halves of a row, two lines.
+            unsafe {
+                let load = |row: Option<&[u16]>| match row {
+                    Some(row) => _mm512_loadu_si512(row[32 * block..][..32].as_ptr().cast()),
+                    None => _mm512_setzero_si512(),
+                };
+                let (a, b) = (load(first), load(second));
+                _mm512_store_si512(out[0].0.as_mut_ptr().cast(), _mm512_permutex2var_epi16(a, low, b));
+                _mm512_store_si512(out[1].0.as_mut_ptr().cast(), _mm512_permutex2var_epi16(a, high, b));
+            }
+        }
+    }
+}
