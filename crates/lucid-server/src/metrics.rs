@@ -160,7 +160,7 @@ impl Collector for EngineCollector {
         let counters = [
             ("lucid:prompt_tokens", "Prompt tokens computed", stats.prompt_tokens),
             (
-                "lucid:cached_prompt_tokens",
+                "lucid:prompt_tokens_cached",
                 "Prompt tokens that came from the prefix cache",
                 stats.cached_prompt_tokens,
             ),

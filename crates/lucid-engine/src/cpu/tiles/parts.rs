@@ -47,7 +47,7 @@ mod tests {
 
     fn values() -> Vec<f32> {
         let mut bits = 0x1234_5678_u32;
-        let mut values = vec![0.0, -0.0, 1.0, -1.5, f32::MAX, 1e-30, 3.141_592_7, f32::INFINITY];
+        let mut values = vec![0.0, -0.0, 1.0, -1.5, f32::MAX, 1e-30, 3.162_277_7, f32::INFINITY];
         while values.len() < 512 {
             bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             let x = f32::from_bits(bits);
