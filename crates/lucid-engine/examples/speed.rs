@@ -1,6 +1,9 @@
 //! How fast the engine prefills and decodes, without a server around it.
 //!
-//!     cargo run --release -p lucid-engine --example speed -- FOLDER [THREADS]
+//!     cargo run --release -p lucid-engine --example speed -- MODEL [THREADS] [ROUNDS]
+//!
+//! MODEL is a folder or a GGUF file. Processor time is that of all threads: on a busy machine it says more than the clock, above
+//! all with one thread, which never waits for another.
 
 #![allow(clippy::print_stdout)] // This is what the program is for.
 
@@ -13,33 +16,77 @@ use lucid_engine::{Engine, EngineOptions, Event, Request};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
-    let folder = arguments.next().ok_or("give the checkpoint's folder")?;
+    let model = arguments.next().ok_or("give a checkpoint's folder or a GGUF file")?;
     let threads = arguments.next().map(|count| count.parse()).transpose()?;
-    let checkpoint = Checkpoint::open(Files::open(Path::new(&folder))?)?;
-    let options = EngineOptions { threads, ..EngineOptions::default() };
+    let rounds: usize = arguments.next().map_or(Ok(3), |count| count.parse())?;
+    let checkpoint = Checkpoint::open(Files::open(Path::new(&model))?)?;
+    let options = EngineOptions { threads, prefix_cache: false, ..EngineOptions::default() };
     let engine = Engine::start(&checkpoint, &options)?;
     println!("{}", engine.semantics());
-    println!("{:>8} {:>8} {:>8} {:>12} {:>12}", "prompt", "output", "streams", "prefill t/s", "decode t/s");
+    println!(
+        "{:>8} {:>8} {:>8} {:>12} {:>12} {:>20} {:>20}",
+        "prompt", "output", "streams", "prefill t/s", "decode t/s", "prefill cpu µs/t", "decode cpu µs/t"
+    );
     for (prompt, output, streams) in
         [(64, 1, 1), (512, 1, 1), (2048, 1, 1), (64, 256, 1), (64, 128, 8), (64, 128, 16)]
     {
-        let (prefill, decode) = measure(&engine, prompt, output, streams)?;
-        println!("{prompt:>8} {output:>8} {streams:>8} {prefill:>12.0} {decode:>12.0}");
+        let Speed { prefill, decode } = measure(&engine, prompt, output, streams, rounds)?;
+        println!(
+            "{prompt:>8} {output:>8} {streams:>8} {:>12.0} {:>12.0} {:>20.1} {:>20.1}",
+            prefill.tokens_per_second, decode.tokens_per_second, prefill.cpu_micros, decode.cpu_micros
+        );
     }
     Ok(())
 }
 
-/// Tokens a second until the last first token, and after it; best of three.
+/// The best of some rounds.
+#[derive(Clone, Copy)]
+struct Best {
+    tokens_per_second: f64,
+    /// Processor time of all threads for one token.
+    cpu_micros: f64,
+}
+
+impl Best {
+    const NONE: Best = Best { tokens_per_second: 0.0, cpu_micros: f64::INFINITY };
+
+    fn take(&mut self, tokens: usize, from: (Instant, f64), to: (Instant, f64)) {
+        if tokens == 0 {
+            return;
+        }
+        let tokens = tokens as f64;
+        self.tokens_per_second = self.tokens_per_second.max(tokens / (to.0 - from.0).as_secs_f64());
+        self.cpu_micros = self.cpu_micros.min((to.1 - from.1) * 1e6 / tokens);
+    }
+}
+
+/// Until the last first token, and after it.
+struct Speed {
+    prefill: Best,
+    decode: Best,
+}
+
+/// The clock, and the seconds that all threads have run (Linux; elsewhere 0).
+fn now() -> (Instant, f64) {
+    let mut nanoseconds = 0u64;
+    for thread in std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
+        let text = std::fs::read_to_string(thread.path().join("schedstat")).unwrap_or_default();
+        nanoseconds += text.split(' ').next().and_then(|first| first.parse::<u64>().ok()).unwrap_or(0);
+    }
+    (Instant::now(), nanoseconds as f64 / 1e9)
+}
+
 fn measure(
     engine: &Engine,
     prompt: usize,
     output: usize,
     streams: usize,
-) -> Result<(f64, f64), Box<dyn std::error::Error>> {
-    let mut best = (0f64, 0f64);
-    for round in 0..3 {
+    rounds: usize,
+) -> Result<Speed, Box<dyn std::error::Error>> {
+    let mut best = Speed { prefill: Best::NONE, decode: Best::NONE };
+    for round in 0..rounds {
         let (sender, events) = channel();
-        let start = Instant::now();
+        let start = now();
         for stream in 0..streams {
             let token = |i: usize| TokenId(((i * 7 + stream * 13 + round) % 3800) as u32);
             let request = Request {
@@ -56,13 +103,12 @@ fn measure(
             if matches!(event, Event::Prompt { .. }) {
                 prefilled += 1;
                 if prefilled == streams {
-                    last_prompt = Instant::now();
+                    last_prompt = now();
                 }
             }
         }
-        let prefill = (prompt * streams) as f64 / (last_prompt - start).as_secs_f64();
-        let decode = ((output - 1) * streams) as f64 / last_prompt.elapsed().as_secs_f64();
-        best = (best.0.max(prefill), best.1.max(decode));
+        best.prefill.take(prompt * streams, start, last_prompt);
+        best.decode.take((output - 1) * streams, last_prompt, now());
     }
     Ok(best)
 }

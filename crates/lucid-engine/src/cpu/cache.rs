@@ -1,5 +1,6 @@
 //! The values of the KV cache: for every token and layer the normalized latent and the rotated key part, in pages.
 
+use super::vectorize::vectorized;
 use crate::Mode;
 use crate::kv_cache::{PAGE_TOKENS, PageId};
 
@@ -32,9 +33,7 @@ impl LatentCache {
         match &mut self.layers[layer] {
             Values::F32(values) => values[at..at + self.width].copy_from_slice(entry),
             Values::Bf16(values) => {
-                for (value, &x) in values[at..at + self.width].iter_mut().zip(entry) {
-                    *value = f32_to_bf16(x);
-                }
+                round_to_bf16(entry, &mut values[at..at + self.width]);
             }
         }
     }
@@ -76,13 +75,21 @@ impl LatentCache {
     }
 }
 
+vectorized! {
+    fn round_to_bf16(values: &[f32], out: &mut [u16]) {
+        for (out, &x) in out.iter_mut().zip(values) {
+            *out = f32_to_bf16(x);
+        }
+    }
+}
+
 /// Round to nearest, ties to even; NaN stays NaN.
+#[inline(always)]
 fn f32_to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
-    if x.is_nan() {
-        return (bits >> 16) as u16 | 0x40;
-    }
-    (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16
+    let nan = (bits >> 16) as u16 | 0x40;
+    let rounded = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
+    if x.is_nan() { nan } else { rounded }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use super::exp::silu;
 use super::matmul::{Inputs, OutputBuffer, Product, multiply};
 use super::router::{Route, route};
 use super::threads::Threads;
+use super::vectorize::vectorized;
 use crate::weights::{Experts as ExpertWeights, Mlp};
 
 /// Buffers of the feed-forward half; they grow to the largest step and stay.
@@ -110,9 +111,7 @@ impl Experts {
             let places = &self.places[row * moe.num_experts_per_tok..];
             for (route, &place) in self.routes[row].iter().zip(places) {
                 let visit = &self.down[place * hidden..(place + 1) * hidden];
-                for (out, &y) in out.iter_mut().zip(visit) {
-                    *out += route.weight * y;
-                }
+                add_scaled(out, visit, route.weight);
             }
         }
     }
@@ -195,9 +194,18 @@ fn shared_product<'a>(
     Product { weight, rows: 0..weight.rows, inputs, count: tokens, outputs }
 }
 
-/// `gate = silu(gate) ⊙ up`.
-fn activate(gate: &mut [f32], up: &[f32]) {
-    for (gate, &up) in gate.iter_mut().zip(up) {
-        *gate = silu(*gate) * up;
+vectorized! {
+    /// `gate = silu(gate) ⊙ up`.
+    fn activate(gate: &mut [f32], up: &[f32]) {
+        for (gate, &up) in gate.iter_mut().zip(up) {
+            *gate = silu(*gate) * up;
+        }
+    }
+
+    /// `sum += weight · x`.
+    fn add_scaled(sum: &mut [f32], x: &[f32], weight: f32) {
+        for (sum, &x) in sum.iter_mut().zip(x) {
+            *sum += weight * x;
+        }
     }
 }

@@ -1,23 +1,28 @@
 //! RMSNorm: `y = w ⊙ x / sqrt(mean(x²) + eps)`, statistics in f32 (Zhang & Sennrich 2019, arXiv:1910.07467).
 
-/// Normalizes `x` into `out`; all three slices have the same length.
-///
-/// The sum of squares runs over sixteen lanes, so that its order is fixed whatever the vector width.
-pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    let scale = inverse_rms(x, eps);
-    for ((out, &x), &weight) in out.iter_mut().zip(x).zip(weight) {
-        *out = x * scale * weight;
+use super::vectorize::vectorized;
+
+vectorized! {
+    /// Normalizes `x` into `out`; all three slices have the same length.
+    ///
+    /// The sum of squares runs over sixteen lanes, so that its order is fixed whatever the vector width.
+    pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        let scale = inverse_rms(x, eps);
+        for ((out, &x), &weight) in out.iter_mut().zip(x).zip(weight) {
+            *out = x * scale * weight;
+        }
+    }
+
+    /// The same, in place.
+    pub fn rms_norm_in_place(x: &mut [f32], weight: &[f32], eps: f32) {
+        let scale = inverse_rms(x, eps);
+        for (x, &weight) in x.iter_mut().zip(weight) {
+            *x = *x * scale * weight;
+        }
     }
 }
 
-/// The same, in place.
-pub fn rms_norm_in_place(x: &mut [f32], weight: &[f32], eps: f32) {
-    let scale = inverse_rms(x, eps);
-    for (x, &weight) in x.iter_mut().zip(weight) {
-        *x = *x * scale * weight;
-    }
-}
-
+#[inline(always)]
 fn inverse_rms(x: &[f32], eps: f32) -> f32 {
     let mut lanes = [0f32; 16];
     let (blocks, tail) = x.as_chunks::<16>();

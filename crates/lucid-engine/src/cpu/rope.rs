@@ -2,6 +2,8 @@
 
 use lucid_checkpoint::{Config, Yarn};
 
+use super::vectorize::vectorized;
+
 /// The angles of every position, and the pairing that they rotate.
 pub struct Rope {
     /// `[positions, dim / 2]` cosines and sines, interleaved.
@@ -35,16 +37,27 @@ impl Rope {
     pub fn rotate(&self, x: &mut [f32], position: usize) {
         let angles = &self.cos_sin[position * self.pairs..(position + 1) * self.pairs];
         if self.interleaved {
-            // Checkpoints of this family hold pairs (x0, x1), (x2, x3), …
-            let (pairs, _) = x.as_chunks_mut::<2>();
-            for (pair, &[cos, sin]) in pairs.iter_mut().zip(angles) {
-                *pair = [pair[0] * cos - pair[1] * sin, pair[1] * cos + pair[0] * sin];
-            }
+            rotate_neighbours(x, angles);
         } else {
-            let (low, high) = x.split_at_mut(self.pairs);
-            for ((low, high), &[cos, sin]) in low.iter_mut().zip(high).zip(angles) {
-                (*low, *high) = (*low * cos - *high * sin, *high * cos + *low * sin);
-            }
+            rotate_halves(x, angles);
+        }
+    }
+}
+
+vectorized! {
+    /// Checkpoints of this family hold pairs (x0, x1), (x2, x3), …
+    fn rotate_neighbours(x: &mut [f32], angles: &[[f32; 2]]) {
+        let (pairs, _) = x.as_chunks_mut::<2>();
+        for (pair, &[cos, sin]) in pairs.iter_mut().zip(angles) {
+            *pair = [pair[0] * cos - pair[1] * sin, pair[1] * cos + pair[0] * sin];
+        }
+    }
+
+    /// Pairs (x0, x_R/2), (x1, x_R/2+1), …
+    fn rotate_halves(x: &mut [f32], angles: &[[f32; 2]]) {
+        let (low, high) = x.split_at_mut(angles.len());
+        for ((low, high), &[cos, sin]) in low.iter_mut().zip(high).zip(angles) {
+            (*low, *high) = (*low * cos - *high * sin, *high * cos + *low * sin);
         }
     }
 }
