@@ -95,7 +95,10 @@ impl CpuModel {
         {
             let (latent, rope) = (config.kv_lora_rank, config.qk_rope_head_dim);
             // The witness stays with plain f32.
-            if load.semantics.mode == Mode::Serving && tiles::available() && tiles::takes(latent, latent + rope) {
+            if load.semantics.mode == Mode::Serving
+                && tiles::available()
+                && tiles::takes(latent, latent + rope)
+            {
                 threads.use_tiles();
                 semantics.products = "exact bf16 parts on AMX tiles";
             }

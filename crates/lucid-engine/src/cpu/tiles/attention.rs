@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::kernel::{ROWS, Tiles, add_weighted, multiply_block};
+use super::kernel::{NO_SUMS, ROWS, Sums, Tiles, add_weighted, multiply_block};
 use super::parts::{PARTS, split_32};
 use super::vectors::{BLOCK, Form, Line, STEP, pack};
 use super::weights::Panel;
@@ -35,6 +35,7 @@ struct Block {
     maximum: Vec<f32>,     // [queries]
     sum: Vec<f32>,         // [queries]
     accumulated: Vec<f32>, // [queries, latent]
+    sums: Option<Box<Sums>>,
 }
 
 thread_local! {
@@ -198,7 +199,8 @@ unsafe fn score(block: &mut Block, piece: &Piece<'_>, panel: Panel) {
             let at = block.scores.as_mut_ptr().add(first * PAGE_TOKENS);
             let target = Target { at, stride: PAGE_TOKENS, scale: piece.shape.scale };
             let queries = block.queries.as_ptr().cast::<u32>().add(first / BLOCK * full);
-            multiply_block(panel, form, queries, target);
+            let sums = block.sums.get_or_insert_with(|| Box::new(NO_SUMS));
+            multiply_block(panel, form, queries, sums, target);
         }
     }
 }
@@ -233,19 +235,98 @@ fn weave(values: &[u16], width: usize, latent: usize, out: &mut [Line]) {
     let high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
     let entries = values.len() / width;
     for (pair, out) in out.chunks_exact_mut(latent / 16).enumerate() {
-        let row = |i: usize| (2 * pair + i < entries).then(|| &values[(2 * pair + i) * width..][..latent]);
-        let (first, second) = (row(0), row(1));
         for (block, out) in out.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-            // SAFETY: 32 halves of a row, two lines.
+            let (mut a, mut b) = (_mm512_setzero_si512(), _mm512_setzero_si512());
+            let first = 2 * pair * width + 32 * block;
+            // SAFETY: 32 halves of a row that is there, two lines.
             unsafe {
-                let load = |row: Option<&[u16]>| match row {
-                    Some(row) => _mm512_loadu_si512(row[32 * block..][..32].as_ptr().cast()),
-                    None => _mm512_setzero_si512(),
-                };
-                let (a, b) = (load(first), load(second));
+                if 2 * pair < entries {
+                    a = _mm512_loadu_si512(values[first..][..32].as_ptr().cast());
+                }
+                if 2 * pair + 1 < entries {
+                    b = _mm512_loadu_si512(values[first + width..][..32].as_ptr().cast());
+                }
                 _mm512_store_si512(out[0].0.as_mut_ptr().cast(), _mm512_permutex2var_epi16(a, low, b));
                 _mm512_store_si512(out[1].0.as_mut_ptr().cast(), _mm512_permutex2var_epi16(a, high, b));
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Mode;
+    use crate::cpu::attention;
+    use crate::kv_cache::PagePool;
+
+    const SHAPE: Shape = Shape { heads: 6, latent: 128, scale: 0.3 };
+    const WIDTH: usize = 160;
+
+    fn values(len: usize, seed: u32) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
+        (0..len)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 8) as f32 / 8_388_608.0 - 1.0
+            })
+            .collect()
+    }
+
+    /// Near the plain form, and the same bits however the tokens are cut and on any number of threads. Pages hold what others
+    /// left in them, NaN too.
+    #[test]
+    fn sums_are_those_of_the_plain_form_and_do_not_depend_on_the_cut() {
+        if !super::super::available() {
+            println!("skipped: no tile unit");
+            return;
+        }
+        let tokens = 150;
+        let (mut pool, mut pages) = (PagePool::new(3 * PAGE_TOKENS), Vec::new());
+        assert!(pool.extend(&mut pages, tokens));
+        let mut cache = LatentCache::new(1, 3, WIDTH, Mode::Serving);
+        for position in 0..3 * PAGE_TOKENS {
+            let stale = vec![f32::NAN; WIDTH];
+            let entry = if position < tokens { values(WIDTH, position as u32) } else { stale };
+            cache.write(0, pages[position / PAGE_TOKENS], position % PAGE_TOKENS, &entry);
+        }
+        let queries = values(tokens * SHAPE.heads * WIDTH, 7);
+        let run = |tiles: bool, count: usize, cuts: &[usize]| {
+            let mut threads = Threads::new(count).unwrap();
+            if tiles {
+                threads.use_tiles();
+            }
+            let mut out = vec![f32::NAN; tokens * SHAPE.heads * SHAPE.latent];
+            let mut first = 0;
+            // Each cut is a step of its own.
+            for &cut in cuts {
+                let span = Span { pages: &pages, position: first, count: cut - first, row: 0 };
+                let row = SHAPE.heads * SHAPE.latent;
+                let queries = &queries[first * SHAPE.heads * WIDTH..];
+                attention::attend(
+                    &mut threads,
+                    &cache,
+                    0,
+                    SHAPE,
+                    &[span],
+                    queries,
+                    &mut out[first * row..cut * row],
+                );
+                first = cut;
+            }
+            out
+        };
+        let plain = run(false, 1, &[tokens]);
+        let whole = run(true, 1, &[tokens]);
+        for (i, (plain, fast)) in plain.iter().zip(&whole).enumerate() {
+            assert!((plain - fast).abs() < 2e-6, "value {i}: {fast} {plain}");
+        }
+        let one_by_one: Vec<usize> = (1..=tokens).collect();
+        for (count, cuts) in
+            [(3, &[tokens][..]), (2, &[1, 7, 64, 65, 130, tokens]), (1, &one_by_one), (3, &one_by_one)]
+        {
+            let cut = run(true, count, cuts);
+            assert!(cut.iter().zip(&whole).all(|(a, b)| a.to_bits() == b.to_bits()), "{count} threads");
         }
     }
 }

@@ -64,20 +64,25 @@ impl Drop for Tiles {
     }
 }
 
+/// Sums of six tiles on their way from the tile unit. A thread keeps them: clearing them costs a tenth of a short product.
+pub type Sums = [[Line; ROWS]; 6];
+
+/// Sums that hold nothing yet.
+pub const NO_SUMS: Sums = [[Line::ZERO; ROWS]; 6];
+
 /// Every row of `panel` times every vector of `block`.
 ///
 /// # Safety
 /// The CPU has AMX and AVX-512; the tiles are configured for `min(16, panel.rows)` rows and `form`; `block` was packed in this
 /// form with as many columns; `target` is valid for writes at every row and vector, and nobody else touches it.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub unsafe fn multiply_block(panel: Panel, form: Form, block: *const u32, target: Target) {
+pub unsafe fn multiply_block(panel: Panel, form: Form, block: *const u32, sums: &mut Sums, target: Target) {
     let height = panel.rows.min(ROWS);
     let tiles = panel.rows.div_ceil(ROWS);
     // The last tile begins earlier if need be: what it computes twice comes out twice the same.
     let start = |tile: usize| (tile * ROWS).min(panel.rows - height);
     let step_bytes = 4 * form.step_len();
     let stride = 4 * form.tile_columns();
-    let mut sums = [[Line::ZERO; ROWS]; 6];
     let at = sums.as_mut_ptr().cast::<u8>();
     let mut tile = 0;
     while tile < tiles {
@@ -112,24 +117,26 @@ pub unsafe fn multiply_block(panel: Panel, form: Form, block: *const u32, target
 unsafe fn put(sums: &[[Line; ROWS]], form: Form, first_row: usize, height: usize, target: Target) {
     let mask = ((1u32 << height) - 1) as u16;
     let scale = _mm512_set1_ps(target.scale);
+    // No closures here: they would not have the vector features.
     // SAFETY: a line is sixteen floats; lanes above `height` are masked; rows and vectors as promised by the caller.
     unsafe {
-        let load = |line: &Line| _mm512_load_ps(line.0.as_ptr().cast());
         let mut rows = [_mm512_setzero_si512(); ROWS];
-        let add = |low, middle, high| _mm512_add_ps(high, _mm512_add_ps(middle, low));
         if let [low, middle, high] = sums {
-            for (i, row) in rows.iter_mut().enumerate() {
-                *row = _mm512_castps_si512(add(load(&low[i]), load(&middle[i]), load(&high[i])));
+            for i in 0..ROWS {
+                let sum = add_parts(load(&low[i]), load(&middle[i]), load(&high[i]));
+                rows[i] = _mm512_castps_si512(sum);
             }
             rows = transpose(rows);
         } else {
-            for (row, line) in rows.iter_mut().zip(&sums[0]) {
-                *row = _mm512_castps_si512(load(line));
+            for i in 0..ROWS {
+                rows[i] = _mm512_castps_si512(load(&sums[0][i]));
             }
-            let turned = transpose(rows).map(|row| _mm512_castsi512_ps(row));
-            for i in 0..form.vectors {
-                let [low, middle, high] = [0, 1, 2].map(|part| turned[part * form.vectors + i]);
-                rows[i] = _mm512_castps_si512(add(low, middle, high));
+            let turned = transpose(rows);
+            for (i, row) in rows.iter_mut().enumerate().take(form.vectors) {
+                let (middle, high) = (turned[form.vectors + i], turned[2 * form.vectors + i]);
+                let low = _mm512_castsi512_ps(turned[i]);
+                let sum = add_parts(low, _mm512_castsi512_ps(middle), _mm512_castsi512_ps(high));
+                *row = _mm512_castps_si512(sum);
             }
         }
         for (i, &row) in rows.iter().enumerate().take(form.vectors) {
@@ -137,6 +144,19 @@ unsafe fn put(sums: &[[Line; ROWS]], form: Form, first_row: usize, height: usize
             _mm512_mask_storeu_ps(target.at.add(i * target.stride + first_row), mask, products);
         }
     }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load(line: &Line) -> __m512 {
+    // SAFETY: a line is sixteen aligned floats.
+    unsafe { _mm512_load_ps(line.0.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add_parts(low: __m512, middle: __m512, high: __m512) -> __m512 {
+    _mm512_add_ps(high, _mm512_add_ps(middle, low))
 }
 
 /// Four tiles of rows against a tile of all parts.

@@ -1,11 +1,11 @@
 //! Matrix products on tiles: first the vectors are packed, once for all rows, then every panel of rows takes them.
 
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::cell::RefCell;
 
 use lucid_checkpoint::{Matrix, Packed as Layout};
 
-use super::kernel::{ROWS, Tiles, multiply_block};
+use super::kernel::{NO_SUMS, ROWS, Sums, Tiles, multiply_block};
 use super::vectors::{BLOCK, Form, Line, pack};
 use super::weights::panel;
 use crate::cpu::dot::Target;
@@ -39,11 +39,17 @@ struct Block {
     at: usize,
 }
 
+/// What one thread needs for a panel.
+struct Scratch {
+    /// Its rows, decoded.
+    decoded: Vec<Line>,
+    sums: Sums,
+}
+
 thread_local! {
     /// Of the thread that starts rounds.
     static PACKED: RefCell<Packed> = RefCell::default();
-    /// Decoded rows of one panel.
-    static DECODED: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+    static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch { decoded: Vec::new(), sums: NO_SUMS }) };
 }
 
 /// Where packed blocks go.
@@ -68,13 +74,15 @@ pub fn multiply(threads: &mut Threads, products: &[Product<'_>]) {
                 matmul::tasks_of(product)
             }
         };
+        let count = threads.count();
         let tasks: usize = products.iter().map(tasks_of).sum();
         threads.for_each(tasks, |mut task| {
             for (product, &begin) in products.iter().zip(&packed.begins) {
                 let here = tasks_of(product);
                 if task < here {
                     return if reads(product.weight) {
-                        task_of(product, packed.lines.as_ptr().cast::<u32>().wrapping_add(begin), task);
+                        let packed = packed.lines.as_ptr().cast::<u32>().wrapping_add(begin);
+                        task_of(product, packed, task, count);
                     } else {
                         matmul::panel(product, task);
                     };
@@ -127,7 +135,7 @@ impl Packed {
 }
 
 /// One panel of rows by one panel of vectors.
-fn task_of(product: &Product<'_>, packed: *const u32, task: usize) {
+fn task_of(product: &Product<'_>, packed: *const u32, task: usize, threads: usize) {
     let row_panels = product.rows.len().div_ceil(PANEL_ROWS);
     let first_row = task % row_panels * PANEL_ROWS;
     let count = PANEL_ROWS.min(product.rows.len() - first_row);
@@ -136,12 +144,19 @@ fn task_of(product: &Product<'_>, packed: *const u32, task: usize) {
     let weight = product.weight;
     let start = product.rows.start + first_row;
     let rows = Rows::of(weight, start..start + count);
-    DECODED.with_borrow_mut(|decoded| {
+    SCRATCH.with_borrow_mut(|Scratch { decoded, sums }| {
         // SAFETY: the tile unit was found, and AVX-512 comes with it. Blocks before `first` are full ones. Outputs are inside
         // their buffer, as `OutputBuffer::rows` checked, and each (row, vector) of a product belongs to one task.
         unsafe {
-            if last - first < BLOCK {
-                prefetch(&rows);
+            if first == 0 {
+                if task < threads {
+                    prefetch(&rows);
+                }
+                // Most likely this thread's next panel.
+                let next = start + threads * PANEL_ROWS;
+                if next < product.rows.end {
+                    prefetch(&Rows::of(weight, next..product.rows.end.min(next + PANEL_ROWS)));
+                }
             }
             let panel = panel(&rows, decoded);
             let mut block = packed.add(first / BLOCK * Form { vectors: BLOCK }.len(weight.cols));
@@ -156,7 +171,7 @@ fn task_of(product: &Product<'_>, packed: *const u32, task: usize) {
                 let out = product.outputs.at(at, first_row);
                 let target =
                     Target { at: out, stride: product.outputs.stride(), scale: global_scale(weight) };
-                multiply_block(panel, form, block, target);
+                multiply_block(panel, form, block, sums, target);
                 block = block.add(form.len(weight.cols));
             }
         }
@@ -168,7 +183,7 @@ fn prefetch(rows: &Rows<'_>) {
     let Stored::Bf16(bytes) = rows.stored else { return };
     for line in bytes.chunks(64) {
         // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
     }
 }
 
