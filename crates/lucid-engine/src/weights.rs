@@ -210,7 +210,7 @@ impl Loader<'_> {
             },
             None => Query::Direct(self.matrix(&format!("{at}.q_proj"), heads * (nope + rope), hidden)?),
         };
-        let kv_b = self.matrix(&format!("{at}.kv_b_proj"), heads * (nope + value), latent)?;
+        let kv_b = narrow(self.matrix(&format!("{at}.kv_b_proj"), heads * (nope + value), latent)?);
         Ok(Attention {
             query,
             kv_a: self.matrix(&format!("{at}.kv_a_proj_with_mqa"), latent + rope, hidden)?,
@@ -248,7 +248,7 @@ impl Loader<'_> {
     }
 }
 
-/// `[A (N + V), L]` to `[A L, N]`: per head the N key rows, transposed. bf16 stays bf16; other layouts become f32.
+/// `[A (N + V), L]` to `[A L, N]`: per head the N key rows, transposed. bf16 where that is exact, else f32.
 pub(crate) fn transpose_keys(kv_b: &Matrix, heads: usize, nope: usize, value: usize) -> Matrix {
     let latent = kv_b.cols;
     let mut row = vec![0f32; latent];
@@ -261,12 +261,45 @@ pub(crate) fn transpose_keys(kv_b: &Matrix, heads: usize, nope: usize, value: us
             }
         }
     }
-    let packed = match kv_b.packed {
-        Packed::Bf16(_) => {
-            let high_half = |x: &f32| ((x.to_bits() >> 16) as u16).to_le_bytes();
-            Packed::Bf16(Bytes::from(transposed.iter().flat_map(high_half).collect::<Vec<u8>>()))
-        }
-        _ => Packed::F32(Bytes::from(transposed.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())),
-    };
+    let packed = pack_exactly(&transposed);
     Matrix { name: format!("{} (keys, transposed)", kv_b.name), rows: heads * latent, cols: nope, packed }
+}
+
+/// The values in bf16 if none loses a bit, else in f32. GGUF files hold the halves of `kv_b` apart, and they come joined as f32.
+fn pack_exactly(values: &[f32]) -> Packed {
+    if values.iter().all(|x| x.to_bits() & 0xffff == 0) {
+        let high_half = |x: &f32| ((x.to_bits() >> 16) as u16).to_le_bytes();
+        Packed::Bf16(Bytes::from(values.iter().flat_map(high_half).collect::<Vec<u8>>()))
+    } else {
+        Packed::F32(Bytes::from(values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()))
+    }
+}
+
+/// f32 values that are bf16 numbers, as such: half the memory, and the tile unit multiplies them.
+fn narrow(matrix: Matrix) -> Matrix {
+    let Packed::F32(bytes) = &matrix.packed else { return matrix };
+    let values: Vec<f32> = bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
+    Matrix { packed: pack_exactly(&values), ..matrix }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_values_that_lose_no_bit_become_bf16() {
+        for (values, layout) in
+            [([1.5f32, -0.0, 384.0, 0.25], Layout::Bf16), ([1.5, 0.1, 2.0, 0.25], Layout::F32)]
+        {
+            let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+            let packed = Packed::F32(Bytes::from(bytes));
+            let matrix = narrow(Matrix { name: "m".to_owned(), rows: 2, cols: 2, packed });
+            assert_eq!(matrix.layout(), layout);
+            let mut row = [0f32; 2];
+            for (r, expected) in values.chunks(2).enumerate() {
+                matrix.decode_row(r, &mut row);
+                assert_eq!(row.map(f32::to_bits), [expected[0].to_bits(), expected[1].to_bits()]);
+            }
+        }
+    }
 }
