@@ -54,6 +54,7 @@ kernels!(
     matmul_plain,
     matmul_8,
     matmul_24,
+    matmul_32,
     matmul_64,
     matmul_prefill_bf16,
     matmul_prefill_nvfp4,
@@ -105,7 +106,7 @@ pub const ATTENTION_SHARED: usize = 226 << 10;
 impl Kernels {
     /// More than 48 KB of shared memory must be asked for, kernel by kernel.
     fn allow_shared(&self, gpu: &Gpu) -> Result<(), Error> {
-        for kernel in [self.matmul_8, self.matmul_24, self.matmul_64] {
+        for kernel in [self.matmul_8, self.matmul_24, self.matmul_32, self.matmul_64] {
             gpu.allow_shared(kernel, MATMUL_SHARED)?;
         }
         let up = [self.experts_gate_up_8, self.experts_gate_up_24];

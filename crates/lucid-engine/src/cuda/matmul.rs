@@ -152,6 +152,7 @@ pub fn multiply(
     let (kernel, columns) = match count * kernels.terms {
         0..=8 => (kernels.matmul_8, 8),
         9..=24 => (kernels.matmul_24, 24),
+        25..=32 => (kernels.matmul_32, 32),
         _ => (kernels.matmul_64, 64),
     };
     let at_a_time = columns / kernels.terms;

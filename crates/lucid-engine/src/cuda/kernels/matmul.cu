@@ -130,4 +130,5 @@ struct Products {
     }
 MATMUL(8, 3)
 MATMUL(24, 2)
+MATMUL(32, 2)
 MATMUL(64, 2)

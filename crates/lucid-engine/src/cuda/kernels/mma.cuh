@@ -189,7 +189,8 @@ template <int NT, int S, int C>
 __device__ __forceinline__ void accumulate(Ring<S, 1, C * BF16_TILE_BYTES>& ring, Flags<S>& flags, Place<S>& place,
                                            const u8* const (&weights)[1], const Columns<NT>& columns, u32 tiles, u32 first,
                                            u32 last, Accumulators<NT> (&acc)[1]) {
-    const int AHEAD = NT == 1 ? C : NT <= 3 ? 2 : 1;
+    // As many steps ahead as there are registers for.
+    const int AHEAD = NT == 1 || NT == 4 ? C : NT <= 3 ? 2 : 1;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u16* x[NT];
     uint4 b[AHEAD][NT];
