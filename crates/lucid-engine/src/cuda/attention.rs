@@ -7,7 +7,9 @@ use crate::{Error, Mode};
 
 /// The plain kernels' sums run over units of 32 tokens (see `attention.cu`).
 const UNIT_TOKENS: usize = 32;
-/// Blocks that keep half of a large GPU busy: each takes a multiprocessor, of about 132.
+/// Of a large GPU; a block on tensor cores takes one.
+const MULTIPROCESSORS: usize = 132;
+/// Blocks that keep half of them busy.
 const ENOUGH_BLOCKS: usize = 60;
 /// Memory for sums of single units, when it is free to choose.
 const PARTIAL_BYTES: usize = 64 << 20;
@@ -172,8 +174,9 @@ pub fn attend(
     match kind {
         Kind::Tensor => {
             // Few rows leave multiprocessors idle: then more blocks with fewer heads.
-            let few =
-                shape.heads <= 16 || (pages == Pages::SideBySide && 4 * units * step.count <= ENOUGH_BLOCKS);
+            let parts = if pages == Pages::InOrder { 1 } else { units };
+            let wide_blocks = parts * step.count * shape.heads.div_ceil(32);
+            let few = shape.heads <= 16 || 2 * wide_blocks <= MULTIPROCESSORS;
             let (at_once, one_by_one, side_by_side) = match few {
                 true => (16, kernels.attend_rows_16, kernels.attend_spans_16),
                 false => (32, kernels.attend_rows_32, kernels.attend_spans_32),
