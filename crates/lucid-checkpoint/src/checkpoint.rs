@@ -80,6 +80,17 @@ impl Checkpoint {
         Ok(Checkpoint { files, config, generation, tensors, notices })
     }
 
+    /// Reads the config alone: for benchmarks of a model whose weights are not there. Every look at a tensor fails.
+    ///
+    /// # Errors
+    /// When the config is missing or unreadable, the architecture is not supported, or the files are a GGUF model.
+    pub fn without_weights(files: Files) -> Result<Checkpoint, Error> {
+        let mut notices = Vec::new();
+        let config = Config::read(&files, &mut notices)?;
+        let generation = Generation::read(&files, config.vocab_size)?;
+        Ok(Checkpoint { files, config, generation, tensors: BTreeMap::new(), notices })
+    }
+
     /// Where the files are.
     #[must_use]
     pub fn files(&self) -> &Files {

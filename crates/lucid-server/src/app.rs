@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use lucid_checkpoint::{Checkpoint, Files, TokenId};
-use lucid_engine::{Engine, EngineOptions, Semantics};
+use lucid_engine::{Engine, EngineOptions, LoadFormat, Semantics};
 use lucid_text::{ChatTemplate, Tokenizer};
 
 use crate::metrics::Metrics;
@@ -47,7 +47,10 @@ impl App {
     /// # Errors
     /// When a file is missing or damaged, or the model is not supported.
     pub fn load(files: &Files, engine: &EngineOptions, options: ServerOptions) -> Result<App, Error> {
-        let checkpoint = Checkpoint::open(files.clone())?;
+        let checkpoint = match engine.load_format {
+            LoadFormat::Checkpoint => Checkpoint::open(files.clone())?,
+            LoadFormat::Dummy => Checkpoint::without_weights(files.clone())?,
+        };
         for notice in checkpoint.notices() {
             tracing::warn!("{notice}");
         }
@@ -57,6 +60,12 @@ impl App {
         engine.semantics.plant = options.plant.and_then(Plant::engine);
         let engine = Engine::start(&checkpoint, &engine)?;
         Ok(App::new(engine, tokenizer, template, &checkpoint, options))
+    }
+
+    /// Bytes of memory taken and in all, of each GPU.
+    #[must_use]
+    pub fn memory(&self) -> &[(usize, usize)] {
+        self.inner.engine.memory()
     }
 
     /// The arithmetic that answers are computed with.

@@ -54,10 +54,16 @@ pub struct EngineArguments {
     /// Where to compute: cpu, cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value_t = Device::Cpu)]
     pub device: Device,
+    /// GPUs that share the model, from the device's number on (on cpu: groups of threads)
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub tensor_parallel_size: usize,
+    /// Where weights come from; dummy: random ones of the config's shapes, for benchmarks
+    #[arg(long, value_enum, default_value_t = LoadFormatArgument::Auto)]
+    pub load_format: LoadFormatArgument,
     /// Threads that compute on the processor [default: one a core]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Arithmetic: serving (bf16 KV cache) or reference (f32 everywhere)
+    /// Arithmetic: serving (bf16 KV cache; on a GPU also bf16 activations) or reference (f32 everywhere)
     #[arg(long, value_enum, default_value_t = ModeArgument::Serving)]
     pub mode: ModeArgument,
     /// Epsilon of the latent norms [default: rms_norm_eps, as vLLM; transformers uses 1e-6]
@@ -65,10 +71,19 @@ pub struct EngineArguments {
     pub latent_norm_eps: Option<f64>,
 }
 
+/// `--load-format`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LoadFormatArgument {
+    /// The checkpoint.
+    Auto,
+    /// Random weights.
+    Dummy,
+}
+
 /// `--mode`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ModeArgument {
-    /// bf16 KV cache.
+    /// bf16 KV cache; on a GPU also bf16 activations.
     Serving,
     /// f32 everywhere.
     Reference,

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use lucid_checkpoint::Files;
-use lucid_engine::{EngineOptions, Mode, SemanticsOptions};
+use lucid_engine::{EngineOptions, LoadFormat, Mode, SemanticsOptions};
 use lucid_server::Plant;
 
-use crate::arguments::{EngineArguments, ModeArgument};
+use crate::arguments::{EngineArguments, LoadFormatArgument, ModeArgument};
 use crate::bundled;
 
 /// The files of a model folder; the bundled canary for none, or for its name if no such folder exists.
@@ -42,6 +42,11 @@ pub fn engine_options(arguments: &EngineArguments) -> EngineOptions {
         max_running: arguments.max_num_seqs,
         max_step_tokens: arguments.max_num_batched_tokens,
         threads: arguments.threads,
+        ranks: arguments.tensor_parallel_size,
+        load_format: match arguments.load_format {
+            LoadFormatArgument::Auto => LoadFormat::Checkpoint,
+            LoadFormatArgument::Dummy => LoadFormat::Dummy,
+        },
         device: arguments.device,
         ..EngineOptions::default()
     }

@@ -1,5 +1,6 @@
 //! `lucid serve`: an OpenAI-compatible server on the engine.
 
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -15,7 +16,8 @@ pub fn run(arguments: &Serve) -> Result<ExitCode> {
     let plant = arguments.plant.as_deref().map(model::plant).transpose()?;
     let path = arguments.model.as_deref();
     let name = arguments.served_model_name.clone().unwrap_or_else(|| model::default_name(path));
-    let options = model::engine_options(&arguments.engine);
+    let mut options = model::engine_options(&arguments.engine);
+    options.progress = Some(show_loading);
     let mut server_options = ServerOptions::new(&name);
     server_options.plant = plant;
     let files = model::files(path)?;
@@ -25,7 +27,7 @@ pub fn run(arguments: &Serve) -> Result<ExitCode> {
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
     let address = format!("{}:{}", arguments.host, arguments.port);
     let app = App::load(&files, &options, server_options)?;
-    let semantics = app.semantics().clone();
+    let (semantics, memory) = (app.semantics().clone(), app.memory().to_vec());
     runtime.block_on(async {
         let server = Server::bind(&address, app).await?;
         anstream::eprintln!(
@@ -36,6 +38,10 @@ pub fn run(arguments: &Serve) -> Result<ExitCode> {
             started.elapsed().as_secs_f64()
         );
         anstream::eprintln!("{}", style::dim(semantics));
+        for (i, (used, total)) in memory.into_iter().enumerate() {
+            let line = format!("GPU {i}: {:.1} of {:.1} GB taken", used as f64 / 1e9, total as f64 / 1e9);
+            anstream::eprintln!("{}", style::dim(line));
+        }
         if let Some(plant) = plant {
             anstream::eprintln!(
                 "{} {plant}: the answers are wrong on purpose",
@@ -45,6 +51,17 @@ pub fn run(arguments: &Serve) -> Result<ExitCode> {
         server.run(interrupted()).await;
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// One line that says how far loading is, where somebody looks.
+fn show_loading(layers: usize, of: usize) {
+    if std::io::stderr().is_terminal() {
+        // Standard error may be closed; then nobody misses the line.
+        let end = if layers == of { "\r\x1b[K" } else { "" };
+        let _ = write!(std::io::stderr(), "\r\x1b[Kloading layer {layers} of {of}{end}");
+    } else if layers == of {
+        tracing::info!("{of} layers loaded");
+    }
 }
 
 /// Ends with Ctrl-C or SIGTERM.
