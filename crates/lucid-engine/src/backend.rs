@@ -44,6 +44,18 @@ pub struct Load<'a> {
 }
 
 impl Load<'_> {
+    /// The model's sizes and rules, with a planted fault's change.
+    ///
+    /// # Errors
+    /// When the model has nothing that the fault could change.
+    pub fn config(&self) -> Result<Config, Error> {
+        let mut config = self.checkpoint.config().clone();
+        if let Some(planted) = self.semantics.plant {
+            planted.change_config(&mut config)?;
+        }
+        Ok(config)
+    }
+
     /// The weights on the host, mapped or invented.
     ///
     /// # Errors

@@ -152,6 +152,7 @@ impl<'a> Noise<'a> {
         Ok(Experts {
             router: self.bf16(seed + 5, moe.n_routed_experts, self.config.hidden_size)?,
             bias: Some(vec![0.0; moe.n_routed_experts]),
+            bias_in_weights: false,
             routed: (0..moe.n_routed_experts)
                 .map(|expert| self.mlp(seed + 1 + expert, width))
                 .collect::<Result<_, _>>()?,

@@ -26,7 +26,7 @@ pub use backend::{Device, LoadFormat};
 pub use cpu::{Observer, Route};
 pub use engine::{Engine, EngineOptions, Rejected, RequestId, Stats};
 pub use error::Error;
-pub use plant::Plant;
+pub use plant::{Dosage, Plant, Planted};
 pub use request::{Candidate, Event, Finish, Request, Sampling, TokenLogprobs};
 pub use scorer::Scorer;
 pub use semantics::{Mode, Semantics, SemanticsOptions};

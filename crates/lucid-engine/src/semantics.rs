@@ -5,7 +5,8 @@ use std::fmt;
 use lucid_checkpoint::Config;
 use serde::Serialize;
 
-use crate::Plant;
+use crate::plant::Dose;
+use crate::{Plant, Planted};
 
 /// How exact the arithmetic is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -37,7 +38,7 @@ pub struct SemanticsOptions {
     /// `rms_norm_eps`; transformers uses 1e-6 whatever the config says.
     pub latent_norm_eps: Option<f64>,
     /// A mistake to make on purpose.
-    pub plant: Option<Plant>,
+    pub plant: Option<Planted>,
 }
 
 /// What the engine computes with, in full. Reported by the server and by every comparison.
@@ -57,12 +58,15 @@ pub struct Semantics {
     pub rope_pairing: &'static str,
     /// The planted fault, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub plant: Option<&'static str>,
+    pub plant: Option<String>,
 }
 
 impl Semantics {
     pub(crate) fn new(config: &Config, options: &SemanticsOptions) -> Semantics {
-        let interleaved = config.rope_interleave != (options.plant == Some(Plant::RopeHalfSplit));
+        let plants = |plant| options.plant.is_some_and(|planted| planted.plant == plant);
+        let interleaved = config.rope_interleave != plants(Plant::RopeHalfSplit);
+        let planted_eps = options.plant.filter(|_| plants(Plant::LatentNormEps));
+        let planted_eps = planted_eps.map(|planted| Dose::new(planted, config).strength);
         Semantics {
             mode: options.mode,
             activations: "f32 (weight-only quantization)",
@@ -71,9 +75,9 @@ impl Semantics {
                 Mode::Reference => "f32",
                 Mode::Serving => "bf16",
             },
-            latent_norm_eps: options.latent_norm_eps.unwrap_or(config.rms_norm_eps),
+            latent_norm_eps: planted_eps.or(options.latent_norm_eps).unwrap_or(config.rms_norm_eps),
             rope_pairing: if interleaved { "interleaved" } else { "half-split" },
-            plant: options.plant.map(Plant::name),
+            plant: options.plant.map(|planted| planted.describe(config)),
         }
     }
 }
@@ -99,7 +103,7 @@ impl fmt::Display for Semantics {
             "{mode} mode, activations {}, products {}, KV cache {}, latent-norm epsilon {:e}, RoPE {}",
             self.activations, self.products, self.kv_cache, self.latent_norm_eps, self.rope_pairing
         )?;
-        match self.plant {
+        match &self.plant {
             Some(plant) => write!(f, ", PLANTED FAULT {plant}"),
             None => Ok(()),
         }

@@ -2,7 +2,7 @@
 
 use lucid_checkpoint::{Bytes, Checkpoint, Config, Layout, Matrix, MoE, Packed};
 
-use crate::{Error, Plant};
+use crate::{Error, Planted};
 
 /// All weights of a model.
 pub struct Weights {
@@ -83,6 +83,8 @@ pub struct Experts {
     pub router: Matrix,
     /// `e_score_correction_bias` `[experts]`
     pub bias: Option<Vec<f32>>,
+    /// Whether the bias goes into the experts' weights too: never, but for a planted fault.
+    pub bias_in_weights: bool,
     /// The routed experts.
     pub routed: Vec<Mlp>,
     /// The shared expert: as wide as `n_shared_experts` routed ones.
@@ -94,10 +96,10 @@ impl Weights {
     ///
     /// # Errors
     /// A missing or misshapen tensor, an unsupported layout or model.
-    pub fn load(checkpoint: &Checkpoint, plant: Option<Plant>) -> Result<Weights, Error> {
+    pub fn load(checkpoint: &Checkpoint, plant: Option<Planted>) -> Result<Weights, Error> {
         let config = checkpoint.config();
         check_supported(config)?;
-        let loader = Loader { checkpoint, config, plant };
+        let loader = Loader { checkpoint, config };
         let layers = (0..config.num_hidden_layers).map(|i| loader.layer(i)).collect::<Result<_, _>>()?;
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let embed_tokens = loader.matrix("model.embed_tokens", vocab, hidden)?;
@@ -105,7 +107,12 @@ impl Weights {
             true => embed_tokens.clone(),
             false => loader.matrix("lm_head", vocab, hidden)?,
         };
-        Ok(Weights { embed_tokens, layers, norm: loader.vector("model.norm.weight", hidden)?, lm_head })
+        let norm = loader.vector("model.norm.weight", hidden)?;
+        let mut weights = Weights { embed_tokens, layers, norm, lm_head };
+        if let Some(planted) = plant {
+            planted.change_weights(config, &mut weights)?;
+        }
+        Ok(weights)
     }
 
     /// Whether the GPU's kernels read every matrix as it is stored.
@@ -165,18 +172,11 @@ pub(crate) fn check_supported(config: &Config) -> Result<(), Error> {
 struct Loader<'a> {
     checkpoint: &'a Checkpoint,
     config: &'a Config,
-    plant: Option<Plant>,
 }
 
 impl Loader<'_> {
     fn matrix(&self, module: &str, rows: usize, cols: usize) -> Result<Matrix, Error> {
-        let mut matrix = self.checkpoint.matrix(module, rows, cols)?;
-        if self.plant == Some(Plant::Nvfp4GlobalScaleInverted)
-            && let Packed::Nvfp4 { global_scale, .. } = &mut matrix.packed
-        {
-            *global_scale = 1.0 / *global_scale;
-        }
-        Ok(matrix)
+        Ok(self.checkpoint.matrix(module, rows, cols)?)
     }
 
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
@@ -233,10 +233,10 @@ impl Loader<'_> {
     fn experts(&self, at: &str, moe: &MoE) -> Result<Experts, Error> {
         let width = moe.moe_intermediate_size;
         let bias_name = format!("{at}.gate.e_score_correction_bias");
-        let bias = self.vector(&bias_name, moe.n_routed_experts)?;
         Ok(Experts {
             router: self.matrix(&format!("{at}.gate"), moe.n_routed_experts, self.config.hidden_size)?,
-            bias: (self.plant != Some(Plant::RouterBiasMissing)).then_some(bias),
+            bias: Some(self.vector(&bias_name, moe.n_routed_experts)?),
+            bias_in_weights: false,
             routed: (0..moe.n_routed_experts)
                 .map(|expert| self.mlp(&format!("{at}.experts.{expert}"), width))
                 .collect::<Result<_, _>>()?,

@@ -4,7 +4,7 @@ use lucid_checkpoint::MoE;
 
 use super::exp::silu;
 use super::matmul::{Inputs, OutputBuffer, Product, multiply};
-use super::router::{Route, route};
+use super::router::{Route, route, weigh_with_bias};
 use super::threads::Threads;
 use super::vectorize::vectorized;
 use crate::weights::{Experts as ExpertWeights, Mlp};
@@ -140,6 +140,9 @@ impl Experts {
         for row in 0..tokens {
             let logits = &self.logits[row * experts..(row + 1) * experts];
             route(moe, logits, weights.bias.as_deref(), &mut self.routes[row]);
+            if let Some(bias) = weights.bias.as_deref().filter(|_| weights.bias_in_weights) {
+                weigh_with_bias(moe, logits, bias, &mut self.routes[row]);
+            }
             for route in &self.routes[row] {
                 self.by_expert[route.expert].push(row);
             }

@@ -20,6 +20,7 @@ use crate::Mode;
 use crate::backend::Load;
 use crate::kv_cache::PAGE_TOKENS;
 use crate::parallel::{Collective, Rank, Shard, shard_config};
+use crate::plant::{Attended, Running};
 use crate::weights::{Attention, FeedForward, Layer, Query, Weights};
 use crate::{Error, Semantics};
 
@@ -48,6 +49,8 @@ pub struct CpuModel {
     softmax_scale: f32,
     threads: Threads,
     scratch: Scratch,
+    /// A planted fault that acts while the model runs.
+    fault: Option<Running>,
 }
 
 /// Buffers of a step; they grow to the largest step and stay.
@@ -71,7 +74,7 @@ impl CpuModel {
     /// # Errors
     /// When the checkpoint is incomplete or unsupported, can't be dealt out, or threads can't be started.
     pub fn load(load: &Load<'_>, rank: Rank, ranks: Box<dyn Collective>) -> Result<CpuModel, Error> {
-        let config = load.checkpoint.config().clone();
+        let config = load.config()?;
         let part = shard_config(&config, rank)?;
         let mut semantics = Semantics::new(&config, load.semantics);
         let threads = match load.threads {
@@ -111,6 +114,7 @@ impl CpuModel {
             ranks,
             threads,
             scratch: Scratch::default(),
+            fault: load.semantics.plant.and_then(|planted| planted.running(&config)),
             semantics,
             config,
             part,
@@ -171,11 +175,17 @@ impl CpuModel {
         }
         self.ranks.sum(&mut self.scratch.hidden);
         observer.hidden(0, &self.scratch.hidden);
+        if let Some(fault) = &mut self.fault {
+            fault.before(tokens, spans, cache);
+        }
         for (i, layer) in weights.iter().enumerate() {
             self.layer(i, layer, tokens.len(), spans, cache, observer);
             observer.hidden(i + 1, &self.scratch.hidden);
         }
         self.weights.layers = weights;
+        if let Some(fault) = &mut self.fault {
+            fault.after(spans, cache, &mut self.scratch.hidden);
+        }
         for row in self.scratch.hidden.chunks_exact_mut(hidden) {
             rms_norm_in_place(row, &self.weights.norm, eps);
         }
@@ -313,7 +323,10 @@ impl CpuModel {
             .collect();
         multiply(threads, &products);
         let shape = Shape { heads, latent, scale: self.softmax_scale };
-        attend(threads, cache, layer, shape, spans, &s.absorbed, &mut s.latent);
+        let attended = self.fault.as_ref().and_then(|fault| fault.attended(layer, spans));
+        let attended = attended.as_ref().map(Attended::spans);
+        let attended = attended.as_deref().unwrap_or(spans);
+        attend(threads, cache, layer, shape, attended, &s.absorbed, &mut s.latent);
         let mut head_values = OutputBuffer::new(&mut s.heads);
         let products: Vec<_> = (0..heads)
             .map(|h| Product {
@@ -328,6 +341,9 @@ impl CpuModel {
         multiply(threads, &products);
         let values = Inputs::dense(&s.heads, heads * value);
         multiply(threads, &[dense(&weights.o, values, tokens, &mut s.output)]);
+        if let Some(fault) = &self.fault {
+            fault.attention_output(layer, hidden, &mut s.output);
+        }
     }
 }
 

@@ -43,6 +43,17 @@ pub fn route(moe: &MoE, logits: &[f32], bias: Option<&[f32]>, routes: &mut Vec<R
     }
 }
 
+/// The mistake of taking the biased score for the weight too (`Plant::RouterBiasInWeights`): the same experts, other weights.
+pub fn weigh_with_bias(moe: &MoE, logits: &[f32], bias: &[f32], routes: &mut [Route]) {
+    let scores = scores(moe.scoring_func, logits);
+    let biased = |expert: usize| scores[expert] + bias[expert];
+    let sum: f32 =
+        if moe.norm_topk_prob { routes.iter().map(|route| biased(route.expert)).sum() } else { 1.0 };
+    for route in routes {
+        route.weight = biased(route.expert) / (sum + 1e-20) * moe.routed_scaling_factor as f32;
+    }
+}
+
 /// The later candidate only if it is really better; anything is better than NaN.
 fn better<'a>(best: (usize, &'a f32), next: (usize, &'a f32)) -> (usize, &'a f32) {
     if next.1 > best.1 || best.1.is_nan() { next } else { best }

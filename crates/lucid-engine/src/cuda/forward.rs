@@ -81,7 +81,13 @@ impl CudaModel {
     /// When there is no such GPU or no compiler, the checkpoint is incomplete or unsupported, the weights don't fit or can't be
     /// dealt out, or the GPUs can't reach each other.
     pub fn load(load: &Load<'_>, ordinal: usize) -> Result<Vec<CudaModel>, Error> {
-        let config = load.checkpoint.config();
+        let config = &load.config()?;
+        if let Some(planted) = load.semantics.plant.filter(|planted| planted.needs_cpu(config)) {
+            return Err(Error::Unsupported {
+                what: format!("the planted fault {} on a GPU", planted.plant),
+                hint: "plant it on the CPU",
+            });
+        }
         check_supported(config)?;
         let semantics = Semantics::new(config, load.semantics).on_gpu();
         let sizes = Sizes {

@@ -104,6 +104,7 @@ impl<'a> Shard<'a> {
         Ok(Experts {
             router: experts.router.clone(),
             bias: experts.bias.clone(),
+            bias_in_weights: experts.bias_in_weights,
             routed: experts.routed.iter().map(|mlp| self.mlp(mlp)).collect::<Result<_, _>>()?,
             shared: experts.shared.as_ref().map(|mlp| self.mlp(mlp)).transpose()?,
         })

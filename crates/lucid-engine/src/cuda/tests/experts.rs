@@ -138,6 +138,7 @@ fn a_layers_sum_is_the_weighted_sum_of_its_visits() {
     let host = crate::weights::Experts {
         router: random::matrix(Layout::Bf16, EXPERTS, hidden, 90),
         bias: None,
+        bias_in_weights: false,
         routed: (0..EXPERTS as u64).map(|e| mlp(10 * e)).collect(),
         shared: Some(mlp(70)),
     };

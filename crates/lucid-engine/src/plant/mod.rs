@@ -1,0 +1,323 @@
+//! Planted faults: known mistakes, so that the doctor can be scored on finding them.
+//!
+//! A fault changes exactly one thing. It is part of the normal binary, and a server refuses it without an explicit
+//! acknowledgement (see `lucid serve --plant`). Where it sits and how strong it is comes from a [`Dosage`]: the doctor's
+//! hypotheses take the typical one, the drill draws it from a seed, so that nothing can be tuned to one instance.
+//!
+//! Faults of the model's arithmetic change what is computed once, when the model is loaded: its [`config`] or its
+//! [`weights`]. Faults of the serving depend on time and company, and act while the model runs ([`running`]).
+
+mod config;
+mod dose;
+mod running;
+mod weights;
+
+use std::fmt;
+
+use lucid_checkpoint::Config;
+
+pub(crate) use dose::Dose;
+pub(crate) use running::{Attended, Running};
+
+use crate::Error;
+use crate::weights::Weights;
+
+/// A mistake that inference engines really make, planted in this one on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Plant {
+    /// Rotates the two halves of the RoPE part (NeoX style) where the checkpoint has adjacent pairs.
+    /// The most common porting error: fluent for a few tokens, then garbage.
+    RopeHalfSplit,
+    /// Divides YaRN's factor: an override of the config, or a file of another context length.
+    YarnFactorHalf,
+    /// Leaves YaRN's magnitude out of the softmax scale.
+    YarnMscaleMissing,
+    /// Chooses experts without `e_score_correction_bias`.
+    RouterBiasMissing,
+    /// Weighs experts with the biased score, where the bias is for the choice alone.
+    RouterBiasInWeights,
+    /// Leaves `routed_scaling_factor` out.
+    RoutedScalingMissing,
+    /// Leaves the shared expert out.
+    SharedExpertDropped,
+    /// Asks one expert fewer than the config says.
+    ExpertTopKMinusOne,
+    /// Takes the experts' gate for their up projection and the reverse: the order of a fused tensor.
+    GateUpSwapped,
+    /// Gives each rank of a tensor-parallel group its neighbour's heads of `kv_b_proj`.
+    KvBShardOrder,
+    /// Uses 1 / `weight_scale_2` for NVFP4 weights: the compressed-tensors convention on a `ModelOpt` file.
+    Nvfp4GlobalScaleInverted,
+    /// Swizzles NVFP4 block scales for tensor cores, and reads them as plain rows.
+    Nvfp4ScalesSwizzled,
+    /// Takes the high nibble of an NVFP4 byte for the even column.
+    Nvfp4NibblesSwapped,
+    /// Adds a far too large epsilon in the two latent norms.
+    LatentNormEps,
+    /// Rounds one layer's routed experts to 4 bits a second time.
+    WeightsRequantized4Bit,
+    /// The attention mask is off by one: a token doesn't see itself.
+    CausalOffByOne,
+    /// KV entries of earlier steps are read without undoing the scale that they were written with.
+    KvScaleMissingOnRead,
+    /// Entries written while decoding lose their scale more and more, from some position on.
+    DriftAfterNTokens,
+    /// A page is taken for another one that begins with the same tokens.
+    PrefixPartialHash,
+    /// A reused page keeps what its former owner wrote.
+    StaleKvPage,
+    /// In a batch, a sequence reads its neighbour's first page.
+    BatchCrossTalk,
+    /// In one layer, rows of a step beyond a power of two get no attention output.
+    PrefillOver64Garbage,
+    /// After some requests every logit is NaN.
+    NanAfterNRequests,
+}
+
+/// Where a fault acts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Site {
+    /// Sizes and rules, before anything is computed with them.
+    Config,
+    /// What was loaded.
+    Weights,
+    /// An attribute of [`Semantics`](crate::Semantics).
+    Semantics,
+    /// The mask: of the model's arithmetic, but made step by step.
+    Mask,
+    /// The serving: depends on time and company.
+    Running,
+}
+
+impl Plant {
+    /// Every fault that the engine can plant.
+    pub const ALL: [Plant; 23] = [
+        Plant::RopeHalfSplit,
+        Plant::YarnFactorHalf,
+        Plant::YarnMscaleMissing,
+        Plant::RouterBiasMissing,
+        Plant::RouterBiasInWeights,
+        Plant::RoutedScalingMissing,
+        Plant::SharedExpertDropped,
+        Plant::ExpertTopKMinusOne,
+        Plant::GateUpSwapped,
+        Plant::KvBShardOrder,
+        Plant::Nvfp4GlobalScaleInverted,
+        Plant::Nvfp4ScalesSwizzled,
+        Plant::Nvfp4NibblesSwapped,
+        Plant::LatentNormEps,
+        Plant::WeightsRequantized4Bit,
+        Plant::CausalOffByOne,
+        Plant::KvScaleMissingOnRead,
+        Plant::DriftAfterNTokens,
+        Plant::PrefixPartialHash,
+        Plant::StaleKvPage,
+        Plant::BatchCrossTalk,
+        Plant::PrefillOver64Garbage,
+        Plant::NanAfterNRequests,
+    ];
+
+    /// The fault's name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Plant::RopeHalfSplit => "rope-half-split",
+            Plant::YarnFactorHalf => "yarn-factor-half",
+            Plant::YarnMscaleMissing => "yarn-mscale-missing",
+            Plant::RouterBiasMissing => "router-bias-missing",
+            Plant::RouterBiasInWeights => "router-bias-in-weights",
+            Plant::RoutedScalingMissing => "routed-scaling-missing",
+            Plant::SharedExpertDropped => "shared-expert-dropped",
+            Plant::ExpertTopKMinusOne => "expert-top-k-minus-one",
+            Plant::GateUpSwapped => "gate-up-swapped",
+            Plant::KvBShardOrder => "kv-b-shard-order",
+            Plant::Nvfp4GlobalScaleInverted => "nvfp4-global-scale-inverted",
+            Plant::Nvfp4ScalesSwizzled => "nvfp4-scales-swizzled",
+            Plant::Nvfp4NibblesSwapped => "nvfp4-nibbles-swapped",
+            Plant::LatentNormEps => "latent-norm-eps",
+            Plant::WeightsRequantized4Bit => "weights-requantized-4bit",
+            Plant::CausalOffByOne => "causal-off-by-one",
+            Plant::KvScaleMissingOnRead => "kv-scale-missing-on-read",
+            Plant::DriftAfterNTokens => "drift-after-n-tokens",
+            Plant::PrefixPartialHash => "prefix-partial-hash",
+            Plant::StaleKvPage => "stale-kv-page",
+            Plant::BatchCrossTalk => "batch-cross-talk",
+            Plant::PrefillOver64Garbage => "prefill-over-64-garbage",
+            Plant::NanAfterNRequests => "nan-after-n-requests",
+        }
+    }
+
+    /// The fault of that name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Plant> {
+        Plant::ALL.into_iter().find(|plant| plant.name() == name)
+    }
+
+    fn site(self) -> Site {
+        match self {
+            Plant::YarnFactorHalf
+            | Plant::YarnMscaleMissing
+            | Plant::RoutedScalingMissing
+            | Plant::ExpertTopKMinusOne => Site::Config,
+            Plant::RouterBiasMissing
+            | Plant::RouterBiasInWeights
+            | Plant::SharedExpertDropped
+            | Plant::GateUpSwapped
+            | Plant::KvBShardOrder
+            | Plant::Nvfp4GlobalScaleInverted
+            | Plant::Nvfp4ScalesSwizzled
+            | Plant::Nvfp4NibblesSwapped
+            | Plant::WeightsRequantized4Bit => Site::Weights,
+            Plant::RopeHalfSplit | Plant::LatentNormEps => Site::Semantics,
+            Plant::CausalOffByOne => Site::Mask,
+            Plant::KvScaleMissingOnRead
+            | Plant::DriftAfterNTokens
+            | Plant::PrefixPartialHash
+            | Plant::StaleKvPage
+            | Plant::BatchCrossTalk
+            | Plant::PrefillOver64Garbage
+            | Plant::NanAfterNRequests => Site::Running,
+        }
+    }
+
+    /// Whether the distribution after a token depends on the tokens before it alone, as it does in a sound model: then
+    /// teacher forcing reproduces the fault, whatever the server did in between.
+    #[must_use]
+    pub fn is_of_the_model(self) -> bool {
+        self.site() != Site::Running
+    }
+
+    /// Whether it sits in single layers.
+    #[must_use]
+    pub fn has_layers(self) -> bool {
+        matches!(
+            self,
+            Plant::SharedExpertDropped
+                | Plant::GateUpSwapped
+                | Plant::KvBShardOrder
+                | Plant::Nvfp4GlobalScaleInverted
+                | Plant::Nvfp4ScalesSwizzled
+                | Plant::Nvfp4NibblesSwapped
+                | Plant::WeightsRequantized4Bit
+                | Plant::KvScaleMissingOnRead
+                | Plant::BatchCrossTalk
+                | Plant::PrefillOver64Garbage
+        )
+    }
+}
+
+impl fmt::Display for Plant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Where a fault sits and how strong it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dosage {
+    /// As the mistake is usually made: in every layer that has the part.
+    Typical,
+    /// As usual, but in one layer.
+    InLayer(usize),
+    /// In another strength (tensor-parallel ranks, YaRN's divisor), in one layer or in all that have the part.
+    Strength(u32, Option<usize>),
+    /// Place, strength and onset drawn from a seed.
+    Drawn(u64),
+}
+
+/// A fault with its dosage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Planted {
+    /// The fault.
+    pub plant: Plant,
+    /// Where and how strong.
+    pub dosage: Dosage,
+}
+
+impl From<Plant> for Planted {
+    fn from(plant: Plant) -> Planted {
+        Planted { plant, dosage: Dosage::Typical }
+    }
+}
+
+impl Planted {
+    /// A fault whose place and strength come from a seed.
+    #[must_use]
+    pub fn drawn(plant: Plant, seed: u64) -> Planted {
+        Planted { plant, dosage: Dosage::Drawn(seed) }
+    }
+
+    /// What it is in a model of this config, for people: `gate-up-swapped in layer 3`.
+    #[must_use]
+    pub fn describe(self, config: &Config) -> String {
+        Dose::new(self, config).describe(self.plant)
+    }
+
+    /// The config with the fault in it.
+    ///
+    /// # Errors
+    /// When the model has nothing that this fault could change.
+    pub(crate) fn change_config(self, config: &mut Config) -> Result<(), Error> {
+        config::change(self.plant, &Dose::new(self, config), config)
+            .then_some(())
+            .ok_or_else(|| self.refused())
+    }
+
+    /// The weights with the fault in them.
+    ///
+    /// # Errors
+    /// When the model has nothing that this fault could change.
+    pub(crate) fn change_weights(self, config: &Config, weights: &mut Weights) -> Result<(), Error> {
+        let done = self.plant.site() != Site::Weights
+            || weights::change(self.plant, &Dose::new(self, config), config, weights);
+        done.then_some(()).ok_or_else(|| self.refused())
+    }
+
+    /// Whether only the processor's forward pass can make it.
+    pub(crate) fn needs_cpu(self, config: &Config) -> bool {
+        self.running(config).is_some() || self.plant == Plant::RouterBiasInWeights
+    }
+
+    /// The part that acts while the model runs, if there is one.
+    pub(crate) fn running(self, config: &Config) -> Option<Running> {
+        matches!(self.plant.site(), Site::Mask | Site::Running)
+            .then(|| Running::new(self.plant, Dose::new(self, config), config.num_hidden_layers))
+    }
+
+    fn refused(self) -> Error {
+        Error::Unsupported {
+            what: format!("the planted fault {} on this checkpoint: it has no such part", self.plant),
+            hint: "plant another fault, or serve the canary",
+        }
+    }
+}
+
+impl fmt::Display for Planted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.dosage {
+            Dosage::Typical => write!(f, "{}", self.plant),
+            Dosage::InLayer(layer) => write!(f, "{} in layer {layer}", self.plant),
+            Dosage::Strength(strength, None) => write!(f, "{} by {strength}", self.plant),
+            Dosage::Strength(strength, Some(layer)) => {
+                write!(f, "{} by {strength} in layer {layer}", self.plant)
+            }
+            Dosage::Drawn(seed) => write!(f, "{} (seed {seed})", self.plant),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_distinct_and_lead_back() {
+        let names: HashSet<_> = Plant::ALL.iter().map(|plant| plant.name()).collect();
+        assert_eq!(names.len(), Plant::ALL.len());
+        for plant in Plant::ALL {
+            assert_eq!(Plant::from_name(plant.name()), Some(plant));
+        }
+    }
+}

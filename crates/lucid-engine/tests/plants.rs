@@ -1,0 +1,211 @@
+//! Planted faults: each changes what it should, and nothing else.
+#![allow(clippy::unwrap_used)] // the functions around the tests are tests as well
+
+mod goldens;
+
+use std::sync::mpsc::channel;
+
+use goldens::canary;
+use lucid_checkpoint::TokenId;
+use lucid_engine::{
+    Engine, EngineOptions, Event, Finish, Mode, Plant, Planted, Request, Scorer, Semantics, SemanticsOptions,
+};
+
+const SEEDS: [u64; 3] = [1, 2, 3];
+
+/// Every fault of the model, as usual and drawn.
+fn of_the_model() -> impl Iterator<Item = Planted> {
+    Plant::ALL.into_iter().filter(|plant| plant.is_of_the_model()).flat_map(|plant| {
+        SEEDS.into_iter().map(move |seed| Planted::drawn(plant, seed)).chain([Planted::from(plant)])
+    })
+}
+
+/// Log-probabilities of a golden's own tokens, prompt and answer.
+fn scores(name: &str, planted: Option<Planted>) -> Result<(Semantics, Vec<f32>), lucid_engine::Error> {
+    let golden = goldens::prompts().into_iter().find(|golden| golden.name == name).unwrap();
+    let semantics = SemanticsOptions { mode: Mode::Reference, plant: planted, ..SemanticsOptions::default() };
+    let mut scorer = Scorer::new(&canary(), &semantics, Some(2))?;
+    let mut scores = Vec::new();
+    scorer.score(&golden.tokens, |position, logprobs| {
+        if let Some(next) = golden.tokens.get(position + 1) {
+            scores.push(logprobs[next.row()]);
+        }
+    })?;
+    Ok((scorer.semantics().clone(), scores))
+}
+
+fn largest(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+#[test]
+fn faults_of_the_model_change_its_distributions() {
+    let (_, right) = scores("capital", None).unwrap();
+    for planted in of_the_model() {
+        let (semantics, wrong) = scores("capital", Some(planted)).unwrap();
+        // `router-bias-missing` hardly moves this model, by 0.003 here.
+        assert!(largest(&right, &wrong) > 1e-3, "{planted}: {}", largest(&right, &wrong));
+        assert!(semantics.plant.unwrap().starts_with(planted.plant.name()));
+        assert_eq!(scores("capital", Some(planted)).unwrap().1, wrong, "{planted}: a seed is one instance");
+    }
+}
+
+#[test]
+fn a_fault_that_the_model_has_no_part_for_is_refused() {
+    let mut checkpoint = canary();
+    let yarn = SemanticsOptions { plant: Some(Plant::YarnFactorHalf.into()), ..SemanticsOptions::default() };
+    assert!(Scorer::new(&checkpoint, &yarn, Some(1)).is_ok());
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(goldens::models().join("canary")).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    let config = folder.path().join("config.json");
+    let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    json["rope_scaling"] = serde_json::Value::Null;
+    std::fs::write(&config, json.to_string()).unwrap();
+    checkpoint =
+        lucid_checkpoint::Checkpoint::open(lucid_checkpoint::Files::open(folder.path()).unwrap()).unwrap();
+    let refused = Scorer::new(&checkpoint, &yarn, Some(1)).err().unwrap().to_string();
+    assert!(refused.contains("yarn-factor-half") && refused.contains("no such part"), "{refused}");
+}
+
+/// A server with a small cache, so that its pages are reused soon.
+fn engine(planted: Option<Planted>) -> Engine {
+    let semantics = SemanticsOptions { plant: planted, ..SemanticsOptions::default() };
+    let options = EngineOptions {
+        semantics,
+        max_model_len: Some(1_024),
+        kv_cache_tokens: 1_024,
+        ..EngineOptions::default()
+    };
+    Engine::start(&canary(), &options).unwrap()
+}
+
+/// Answers to several prompts at once.
+fn ask(engine: &Engine, prompts: &[&[TokenId]]) -> Vec<Vec<TokenId>> {
+    let running: Vec<_> = prompts
+        .iter()
+        .map(|prompt| {
+            let (sender, events) = channel();
+            let request = Request { prompt: prompt.to_vec(), max_tokens: 24, ..Request::default() };
+            engine.submit(request, move |event| sender.send(event).is_ok()).unwrap();
+            events
+        })
+        .collect();
+    running
+        .into_iter()
+        .map(|events| {
+            events.into_iter().filter_map(|event| match event {
+                Event::Token { id, .. } => Some(id),
+                _ => None,
+            })
+        })
+        .map(Iterator::collect)
+        .collect()
+}
+
+fn tokens(name: &str) -> Vec<TokenId> {
+    let golden = goldens::prompts().into_iter().find(|golden| golden.name == name).unwrap();
+    golden.tokens[..golden.prompt_len].to_vec()
+}
+
+fn names_by_length() -> Vec<(usize, String)> {
+    let mut names: Vec<_> =
+        goldens::prompts().into_iter().map(|golden| (golden.prompt_len, golden.name)).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn scales_fail_only_after_the_first_step() {
+    let capital = tokens("capital");
+    let right = ask(&engine(None), &[&capital]).remove(0);
+    for plant in [Planted::from(Plant::KvScaleMissingOnRead), Planted::drawn(Plant::KvScaleMissingOnRead, 5)]
+    {
+        let wrong = ask(&engine(Some(plant)), &[&capital]).remove(0);
+        assert_eq!(right[0], wrong[0], "{plant}: the prompt's own step is right");
+        assert_ne!(right, wrong, "{plant}");
+    }
+}
+
+#[test]
+fn cross_talk_needs_company() {
+    let (capital, other) = (tokens("capital"), tokens("sum_no_thinking"));
+    let alone = engine(None);
+    let right = [ask(&alone, &[&capital]).remove(0), ask(&alone, &[&other]).remove(0)];
+    let broken = engine(Some(Plant::BatchCrossTalk.into()));
+    assert_eq!(ask(&broken, &[&capital]).remove(0), right[0]);
+    assert_eq!(ask(&alone, &[&capital, &other]), right, "a sound engine doesn't care");
+    // Both must be in one step; the engine may have begun the first before the second came.
+    let expected = [right[0].clone(), right[1].clone(), right[1].clone()];
+    let together = (0..10).any(|_| ask(&broken, &[&capital, &other, &other]) != expected);
+    assert!(together);
+}
+
+#[test]
+fn garbage_begins_at_the_size_threshold() {
+    let names = names_by_length();
+    let short = tokens(&names.iter().find(|(length, _)| *length < 64).unwrap().1);
+    let long = tokens(&names.iter().find(|(length, _)| (128..800).contains(length)).unwrap().1);
+    let (right, broken) = (engine(None), engine(Some(Plant::PrefillOver64Garbage.into())));
+    assert_eq!(ask(&right, &[&short]), ask(&broken, &[&short]));
+    assert_ne!(ask(&right, &[&long]), ask(&broken, &[&long]));
+}
+
+#[test]
+fn stale_pages_come_with_reuse() {
+    let (capital, other) = (tokens("capital"), tokens("sum_no_thinking"));
+    let right = ask(&engine(None), &[&capital]).remove(0);
+    let broken = engine(Some(Plant::StaleKvPage.into()));
+    assert_eq!(ask(&broken, &[&capital]).remove(0), right, "fresh pages are right");
+    // Fill the cache with other prompts until the first page is used again.
+    let wrong = (0..40u32).any(|i| {
+        let mut filler = other.clone();
+        filler.extend((0..64).map(|j| TokenId(200 + i * 7 + j)));
+        ask(&broken, &[&filler]);
+        ask(&broken, &[&capital]).remove(0) != right
+    });
+    assert!(wrong);
+}
+
+#[test]
+fn a_partial_hash_confuses_pages_with_the_same_beginning() {
+    let long = tokens(&names_by_length().into_iter().rev().find(|(length, _)| *length < 900).unwrap().1);
+    let mut other = long.clone();
+    // The first page differs from its 33rd token on.
+    other[33..64].iter_mut().for_each(|token| *token = TokenId(token.0 % 500 + 100));
+    let expected = [ask(&engine(None), &[&long]).remove(0), ask(&engine(None), &[&other]).remove(0)];
+    let broken = engine(Some(Plant::PrefixPartialHash.into()));
+    assert_eq!(ask(&broken, &[&long]).remove(0), expected[0], "the first of them is right");
+    assert_eq!(ask(&broken, &[&long]).remove(0), expected[0], "and when it is repeated");
+    let mut scores = Vec::new();
+    for engine in [&engine(None), &broken] {
+        let (sender, events) = channel();
+        let request =
+            Request { prompt: other.clone(), max_tokens: 4, logprobs: Some(0), ..Request::default() };
+        engine.submit(request, move |event| sender.send(event).is_ok()).unwrap();
+        let logprobs = events.into_iter().filter_map(|event| match event {
+            Event::Token { logprobs, .. } => logprobs.map(|logprobs| logprobs.token.logprob),
+            _ => None,
+        });
+        scores.push(logprobs.collect::<Vec<f32>>());
+    }
+    assert_ne!(scores[0], scores[1], "the second reads the first one's page");
+}
+
+#[test]
+fn nan_comes_after_some_requests() {
+    let capital = tokens("capital");
+    let broken = engine(Some(Plant::NanAfterNRequests.into()));
+    for _ in 0..20 {
+        assert!(!ask(&broken, &[&capital]).remove(0).is_empty());
+    }
+    assert!(broken.unhealthy().is_none());
+    let (sender, events) = channel();
+    let request = Request { prompt: capital, max_tokens: 8, ..Request::default() };
+    broken.submit(request, move |event| sender.send(event).is_ok()).unwrap();
+    let last = events.into_iter().last().unwrap();
+    assert!(matches!(&last, Event::Finished(Finish::Failed(why)) if why.contains("not finite")), "{last:?}");
+    assert!(broken.unhealthy().is_some());
+}
