@@ -10,6 +10,7 @@ use lucid_engine::{Engine, EngineOptions, LoadFormat, Semantics};
 use lucid_text::{ChatTemplate, Tokenizer};
 
 use crate::metrics::Metrics;
+use crate::plant::Act;
 use crate::validate::ModelFacts;
 use crate::{Error, Limits, Plant, ServerOptions};
 
@@ -35,6 +36,7 @@ pub(crate) struct Inner {
     /// Changes when the version or the arithmetic changes.
     pub(crate) fingerprint: String,
     pub(crate) plant: Option<Plant>,
+    pub(crate) act: Act,
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
     request_ids: RequestIds,
@@ -57,7 +59,7 @@ impl App {
         let tokenizer = Tokenizer::open(files)?;
         let template = ChatTemplate::open(files)?;
         let mut engine = engine.clone();
-        engine.semantics.plant = options.plant.and_then(Plant::engine);
+        engine.semantics.plant = options.plant.and_then(|plant| plant.engine(options.plant_seed));
         let engine = Engine::start(&checkpoint, &engine)?;
         Ok(App::new(engine, tokenizer, template, &checkpoint, options))
     }
@@ -84,7 +86,7 @@ impl App {
         checkpoint: &Checkpoint,
         options: ServerOptions,
     ) -> App {
-        let ServerOptions { model_name, plant, limits } = options;
+        let ServerOptions { model_name, plant, plant_seed, limits } = options;
         let generation = checkpoint.generation();
         let config_eos = &checkpoint.config().eos_token_ids;
         let mut eos: Vec<TokenId> = config_eos.iter().chain(&generation.eos_token_ids).copied().collect();
@@ -112,6 +114,7 @@ impl App {
             template,
             facts,
             plant,
+            act: Act::new(plant, plant_seed),
             limits,
             request_ids: RequestIds::default(),
         };

@@ -23,6 +23,8 @@ pub(crate) struct Reading {
     pub(crate) primary_eos: Option<TokenId>,
     /// A token whose text is lost on purpose (planted fault).
     pub(crate) lost_token: Option<TokenId>,
+    /// Every token is decoded alone (planted fault).
+    pub(crate) splits_characters: bool,
 }
 
 /// One generated token, and the text that is certain after it.
@@ -49,6 +51,8 @@ pub(crate) enum Change {
 pub(crate) struct Choice {
     reading: Reading,
     detokenizer: Detokenizer,
+    /// Decodes tokens one by one (planted fault).
+    alone: Option<Tokenizer>,
     stops: StopStrings,
     tokens: usize,
     /// A stop token whose text is part of the answer only if the engine goes on after it.
@@ -59,6 +63,7 @@ pub(crate) struct Choice {
 impl Choice {
     pub(crate) fn new(tokenizer: &Tokenizer, reading: Reading) -> Choice {
         Choice {
+            alone: reading.splits_characters.then(|| tokenizer.clone()),
             detokenizer: Detokenizer::new(tokenizer.clone(), reading.skip_special_tokens),
             stops: StopStrings::new(reading.stop.clone(), reading.include_stop),
             reading,
@@ -128,8 +133,11 @@ impl Choice {
     }
 
     fn visible(&mut self, id: TokenId, logprobs: Option<TokenLogprobs>, changes: &mut VecDeque<Change>) {
-        let piece =
-            if self.reading.lost_token == Some(id) { String::new() } else { self.detokenizer.push(id) };
+        let piece = match &self.alone {
+            _ if self.reading.lost_token == Some(id) => String::new(),
+            Some(tokenizer) => tokenizer.decode(&[id], self.reading.skip_special_tokens),
+            None => self.detokenizer.push(id),
+        };
         let (text, stopped) = self.scan(&piece);
         changes.push_back(Change::Token(TokenText { id, text, logprobs }));
         if let Some(stop) = stopped {

@@ -63,6 +63,8 @@ struct Answer {
     prompt_tokens: usize,
     cached_tokens: usize,
     tokens: usize,
+    /// Tokens after which nothing more comes (planted fault).
+    stall: Option<usize>,
     last_token: Option<Instant>,
     finished: Option<Finished>,
 }
@@ -79,6 +81,7 @@ impl Generation {
         prompt_field: &str,
     ) -> Result<Generation, ApiError> {
         let (sender, events) = unbounded_channel();
+        app.act.request();
         let mut generation = Generation {
             app,
             id,
@@ -107,6 +110,7 @@ impl Generation {
                 prompt_tokens,
                 cached_tokens: 0,
                 tokens: 0,
+                stall: generation.app.act.stall(),
                 last_token: None,
                 finished: None,
             });
@@ -125,6 +129,9 @@ impl Generation {
             }
             if self.answers.iter().all(|answer| answer.finished.is_some()) {
                 return None;
+            }
+            if self.answers.iter().any(|answer| answer.stall.is_some_and(|after| answer.tokens >= after)) {
+                std::future::pending::<()>().await;
             }
             match self.events.recv().await {
                 Some(arrival) => {

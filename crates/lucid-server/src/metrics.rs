@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lucid_engine::Engine;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode, encode_registry};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
@@ -52,6 +52,7 @@ struct FinishedLabel {
 /// Counts and times of requests; what the engine counts is asked of it at every scrape.
 pub(crate) struct Metrics {
     registry: Registry,
+    process: Registry,
     finished: Family<FinishedLabel, Counter>,
     first_token: Histogram,
     between_tokens: Histogram,
@@ -75,6 +76,7 @@ impl Metrics {
             prompt_tokens: tokens(),
             generation_tokens: tokens(),
             registry: Registry::default(),
+            process: Registry::default(),
         };
         // A counter that exists from the start can be told from one that was lost.
         for reason in Finished::ALL {
@@ -107,11 +109,16 @@ impl Metrics {
             metrics.generation_tokens.clone(),
         );
         registry.register_collector(Box::new(EngineCollector(engine)));
-        Metrics { registry, ..metrics }
+        // Names without a prefix and without labels, as Prometheus' own clients write them, so that whoever watches
+        // processes finds this one's.
+        let mut process = Registry::default();
+        process.register_collector(Box::new(ProcessCollector));
+        Metrics { registry, process, ..metrics }
     }
 
     pub(crate) fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
+        encode_registry(&mut text, &self.process)?;
         encode(&mut text, &self.registry)?;
         Ok(text)
     }
@@ -130,6 +137,26 @@ impl Metrics {
         self.prompt_tokens.observe(prompt_tokens as f64);
         self.generation_tokens.observe(generated as f64);
     }
+}
+
+/// Reads what the operating system says of this process.
+#[derive(Debug)]
+struct ProcessCollector;
+
+impl Collector for ProcessCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        let Some(bytes) = resident_bytes() else { return Ok(()) };
+        let gauge = ConstGauge::new(bytes as f64);
+        let (name, help) = ("process_resident_memory_bytes", "Memory of the process that is in RAM");
+        gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)
+    }
+}
+
+/// `VmRSS` of Linux; `None` elsewhere.
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kilobytes| kilobytes * 1024)
 }
 
 /// Reads the engine's own counts.

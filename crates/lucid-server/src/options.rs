@@ -12,6 +12,8 @@ pub struct ServerOptions {
     /// A mistake to make on purpose. The engine's own faults are planted when the engine is started; they stand here
     /// only to be reported.
     pub plant: Option<Plant>,
+    /// Draws the fault's place and strength; `None` makes it as it is usually made.
+    pub plant_seed: Option<u64>,
     /// Bounds of what clients may ask for.
     pub limits: Limits,
 }
@@ -20,7 +22,12 @@ impl ServerOptions {
     /// The default limits and no fault.
     #[must_use]
     pub fn new(model_name: impl Into<String>) -> ServerOptions {
-        ServerOptions { model_name: model_name.into(), plant: None, limits: Limits::default() }
+        ServerOptions {
+            model_name: model_name.into(),
+            plant: None,
+            plant_seed: None,
+            limits: Limits::default(),
+        }
     }
 }
 

@@ -34,7 +34,7 @@ impl Inner {
 
     /// Tokens that end an answer to a request with these settings.
     pub(crate) fn stop_tokens(&self, own: &[TokenId], ignore_eos: bool) -> Vec<TokenId> {
-        let model = if ignore_eos { &[][..] } else { &self.eos };
+        let model = if ignore_eos || !self.act.ends_at_eos() { &[][..] } else { &self.eos };
         let mut all = model.to_vec();
         all.extend(own.iter().filter(|id| !model.contains(id)));
         all

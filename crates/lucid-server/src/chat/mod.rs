@@ -12,7 +12,6 @@ use lucid_engine::Request;
 pub(crate) use stream::ChatStream;
 pub(crate) use whole::collect;
 
-use crate::Plant;
 use crate::app::{Inner, unix_seconds};
 use crate::choice::Reading;
 use crate::generation::{Generation, Job};
@@ -34,13 +33,13 @@ impl Chat {
     /// Checks a body, renders the conversation and encodes it. Takes time in proportion to the prompt.
     pub(crate) fn prepare(app: Arc<Inner>, body: &[u8]) -> Result<Chat, ApiError> {
         let request = chat::parse(body, &app.facts)?;
-        let prompt_text = app.render(&request.prompt, request.tools.declared.as_ref())?;
+        let prompt_text = app.act.rendered(app.render(&request.prompt, request.tools.declared.as_ref())?);
         let prompt = app.encode(&prompt_text, "messages")?;
         let (asked, field) = match request.max_tokens {
             Some((asked, field)) => (Some(asked), field),
             None => (None, "max_tokens"),
         };
-        let max_tokens = app.facts.budget(prompt.len(), asked, field)?;
+        let max_tokens = app.act.budget(app.facts.budget(prompt.len(), asked, field)?);
         let id = app.request_id("chatcmpl");
         Ok(Chat { app, id, created: unix_seconds(), request, prompt_text, prompt, max_tokens })
     }
@@ -49,16 +48,14 @@ impl Chat {
     pub(crate) fn start(&self) -> Result<Generation, ApiError> {
         let common = &self.request.common;
         let stop_tokens = self.app.stop_tokens(&common.stop_token_ids, common.ignore_eos);
-        let lost_token = match self.app.plant {
-            Some(Plant::ThinkEndDropped) => self.app.tokenizer.id("</think>"),
-            _ => None,
-        };
+        let act = &self.app.act;
+        let lost_token = act.drops_think_end().then(|| self.app.tokenizer.id("</think>")).flatten();
         let jobs = (0..common.n).map(|index| Job {
             request: Request {
                 prompt: self.prompt.clone(),
                 max_tokens: self.max_tokens,
                 min_tokens: common.min_tokens,
-                sampling: common.sampling_of(index),
+                sampling: act.sampling(common.sampling_of(index)),
                 stop_tokens: stop_tokens.clone(),
                 logprobs: self.request.logprobs,
                 // The same for every answer: once is enough.
@@ -72,6 +69,7 @@ impl Chat {
                 stop_tokens: stop_tokens.clone(),
                 primary_eos: self.app.primary_eos,
                 lost_token,
+                splits_characters: common.stream.is_some() && act.splits_characters(),
             },
         });
         Generation::start(self.app.clone(), self.id.clone(), jobs.collect(), "messages")

@@ -1,8 +1,11 @@
 //! Splits one answer's text into reasoning, content and tool calls, and counts.
 
+use std::sync::Arc;
+
 use lucid_text::{OutputOptions, OutputParser, Piece};
 
 use super::Chat;
+use crate::app::Inner;
 use crate::choice::TokenText;
 use crate::protocol::finish::{Ending, FinishReason};
 
@@ -10,6 +13,7 @@ use crate::protocol::finish::{Ending, FinishReason};
 pub(crate) struct Reader {
     parser: OutputParser,
     include_reasoning: bool,
+    app: Arc<Inner>,
     called: bool,
     pub(crate) tokens: usize,
     pub(crate) reasoning_tokens: usize,
@@ -22,6 +26,7 @@ impl Reader {
         Reader {
             parser: OutputParser::new(options),
             include_reasoning: chat.request.include_reasoning,
+            app: chat.app.clone(),
             called: false,
             tokens: 0,
             reasoning_tokens: 0,
@@ -50,6 +55,7 @@ impl Reader {
 
     fn keep(&mut self, mut pieces: Vec<Piece>) -> Vec<Piece> {
         self.called |= pieces.iter().any(|piece| matches!(piece, Piece::ToolCallStart { .. }));
+        self.app.act.pieces(&mut pieces);
         if !self.include_reasoning {
             pieces.retain(|piece| !matches!(piece, Piece::Reasoning(_)));
         }

@@ -49,6 +49,7 @@ impl Completions {
                     Prompt::Tokens(tokens) => (app.tokenizer.decode(&tokens, false), tokens),
                 };
                 let max_tokens = app.facts.budget(tokens.len(), Some(request.max_tokens), "max_tokens")?;
+                let max_tokens = app.act.budget(max_tokens);
                 Ok(Encoded { text, tokens, max_tokens })
             })
             .collect::<Result<_, ApiError>>()?;
@@ -67,7 +68,7 @@ impl Completions {
                     prompt: prompt.tokens.clone(),
                     max_tokens: prompt.max_tokens,
                     min_tokens: common.min_tokens,
-                    sampling: common.sampling_of(index),
+                    sampling: self.app.act.sampling(common.sampling_of(index)),
                     stop_tokens: stop_tokens.clone(),
                     logprobs: self.request.logprobs,
                     prompt_logprobs: self.prompt_logprobs(),
@@ -80,6 +81,7 @@ impl Completions {
                     stop_tokens: stop_tokens.clone(),
                     primary_eos: self.app.primary_eos,
                     lost_token: None,
+                    splits_characters: common.stream.is_some() && self.app.act.splits_characters(),
                 },
             })
         });
