@@ -1,7 +1,7 @@
 //! `/v1/chat/completions`: request and answer. Unknown fields are kept.
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// One message of a conversation that is sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -113,7 +113,56 @@ impl AnswerMessage {
         self.content.as_deref().unwrap_or_default()
     }
 
+    /// The tool calls, in their order; what a call lacks is empty.
+    #[must_use]
+    pub fn tool_calls(&self) -> Vec<ToolCall> {
+        let calls = self.extra.get("tool_calls").and_then(Value::as_array);
+        let text = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
+        let call = |call: &Value| {
+            let function = call.get("function");
+            ToolCall {
+                id: text(call.get("id")),
+                name: text(function.and_then(|function| function.get("name"))),
+                arguments: text(function.and_then(|function| function.get("arguments"))),
+            }
+        };
+        calls.map(|calls| calls.iter().map(call).collect()).unwrap_or_default()
+    }
+
+    /// Joins the fragments of a stream's tool calls: names and ids come once, arguments piece by piece.
+    fn push_calls(&mut self, fragments: &[Value]) {
+        let calls = self.extra.entry("tool_calls").or_insert_with(|| Value::Array(Vec::new()));
+        let Some(calls) = calls.as_array_mut() else { return };
+        for fragment in fragments {
+            let last = calls.len().saturating_sub(1);
+            let index = fragment.get("index").and_then(Value::as_u64).map_or(last, |index| index as usize);
+            // Calls are numbered without gaps; a number far ahead is no reason to reserve memory.
+            if index > calls.len() || index >= MOST_CALLS {
+                continue;
+            }
+            if index == calls.len() {
+                calls.push(json!({"id": "", "type": "function", "function": {"name": "", "arguments": ""}}));
+            }
+            let Some(call) = calls.get_mut(index) else { continue };
+            let append = |to: &mut Value, from: Option<&Value>| {
+                if let (Value::String(to), Some(Value::String(from))) = (to, from) {
+                    to.push_str(from);
+                }
+            };
+            let function = fragment.get("function");
+            append(&mut call["id"], fragment.get("id"));
+            append(&mut call["function"]["name"], function.and_then(|function| function.get("name")));
+            append(
+                &mut call["function"]["arguments"],
+                function.and_then(|function| function.get("arguments")),
+            );
+        }
+    }
+
     pub(crate) fn push_delta(&mut self, delta: &AnswerMessage) {
+        if let Some(fragments) = delta.extra.get("tool_calls").and_then(Value::as_array) {
+            self.push_calls(fragments);
+        }
         for (to, from) in [
             (&mut self.content, &delta.content),
             (&mut self.reasoning, &delta.reasoning),
@@ -124,6 +173,20 @@ impl AnswerMessage {
             }
         }
     }
+}
+
+/// Calls of one answer that are kept.
+const MOST_CALLS: usize = 128;
+
+/// A call of a function, as the server delivers it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ToolCall {
+    /// Its id.
+    pub id: String,
+    /// The function's name.
+    pub name: String,
+    /// The arguments: a text that should be JSON.
+    pub arguments: String,
 }
 
 /// One of the answers to a request.

@@ -150,6 +150,13 @@ impl Endpoint {
         self.http.send("GET", &self.base.join("/health"), None, |_, _| {}).and_then(|_, _| Ok(()))
     }
 
+    /// `GET /metrics`: Prometheus' text form.
+    pub fn metrics(&self) -> Reply<String> {
+        self.http
+            .send("GET", &self.base.join("/metrics"), None, |_, _| {})
+            .and_then(|_, bytes| Ok(String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
     /// `POST /v1/chat/completions`.
     pub fn chat(&self, request: &ChatRequest) -> Reply<ChatAnswer> {
         let mut body = json!(request);

@@ -26,7 +26,7 @@ mod secret;
 mod stream;
 
 pub use base_url::BaseUrl;
-pub use chat::{AnswerMessage, ChatAnswer, ChatChoice, ChatRequest, Message, Usage};
+pub use chat::{AnswerMessage, ChatAnswer, ChatChoice, ChatRequest, Message, ToolCall, Usage};
 pub use completion::{CompletionAnswer, CompletionChoice, CompletionRequest, Prompt};
 pub use dialect::{Capabilities, Dialect};
 pub use endpoint::{Endpoint, EndpointOptions, ServerInfo};

@@ -93,7 +93,10 @@ impl Dialect {
     }
 
     /// Log-probabilities of the generated tokens of a completion.
-    pub(crate) fn completion_logprobs(self, choice: &CompletionChoice) -> Result<Vec<ScoredToken>, String> {
+    ///
+    /// # Errors
+    /// Why they can't be read.
+    pub fn completion_logprobs(self, choice: &CompletionChoice) -> Result<Vec<ScoredToken>, String> {
         let value = choice.logprobs.as_ref().ok_or("the answer has no `logprobs`")?;
         // llama.cpp answers completions in the chat form; either is told by its own field.
         let mut scored = if value.get("content").is_some() {
