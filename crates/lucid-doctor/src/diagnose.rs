@@ -145,6 +145,7 @@ fn assemble(
         cost: evidence.cost,
         ladder: evidence.ladder,
         divergence: evidence.divergence,
+        probes: evidence.probes,
         exchanges: evidence.exchanges,
     }
 }

@@ -37,13 +37,9 @@ fn a_right_server_is_healthy_in_whatever_wording() {
     // What could not be checked is said.
     let skipped: Vec<_> =
         report.checks.iter().filter(|check| check.outcome == CheckOutcome::Skipped).collect();
-    assert_eq!(skipped.len(), 3);
-    assert!(
-        skipped
-            .iter()
-            .all(|check| check.reason.as_deref() == Some("no checkpoint was given")
-                && !check.covered.is_empty())
-    );
+    assert!(skipped.iter().all(|check| check.reason.is_some() && !check.covered.is_empty()));
+    let unarmed = skipped.iter().filter(|check| check.reason.as_deref() == Some("no checkpoint was given"));
+    assert_eq!(unarmed.count(), 4);
     assert!(report.cost.requests > 40 && report.cost.completion_tokens > 1_000);
 }
 
@@ -74,8 +70,8 @@ fn a_budget_that_reasoning_ate_is_not_incoherence() {
         report.findings
     );
     assert_eq!(top(&report), Some("reasoning-budget"));
-    // No answer could be judged: whether the model is right is unknown.
-    assert_eq!((report.verdict, report.exit_code(Severity::Error)), (Verdict::Undecided, 2));
+    // A cap that nobody asked for, on every answer, is the server's own mistake.
+    assert_eq!((report.verdict, report.exit_code(Severity::Error)), (Verdict::Faulty, 1));
 }
 
 #[test]

@@ -47,9 +47,18 @@ pub(crate) fn registry() -> Vec<Box<dyn Check>> {
         Box::new(endpoint::Liveness),
         Box::new(endpoint::Ladder),
         Box::new(endpoint::Budget),
+        Box::new(endpoint::Streaming),
+        Box::new(endpoint::Tools),
+        Box::new(endpoint::Schema),
+        Box::new(endpoint::Determinism),
         Box::new(reference::PromptTokens),
         Box::new(reference::Logprobs),
         Box::new(reference::Hypotheses),
+        Box::new(endpoint::MultiTurn),
+        Box::new(endpoint::ColdWarm),
+        Box::new(endpoint::LengthSweep),
+        Box::new(endpoint::Batch),
+        Box::new(endpoint::Soak),
     ]
 }
 

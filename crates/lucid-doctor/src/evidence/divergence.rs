@@ -21,6 +21,8 @@ pub(crate) struct Observation {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Observed {
     pub(crate) tokens: Vec<TokenId>,
+    /// How many of them are the prompt.
+    pub(crate) prompt: usize,
     pub(crate) observations: Vec<Observation>,
     /// Number of the exchange, from 1.
     pub(crate) exchange: usize,
@@ -34,6 +36,8 @@ pub(crate) struct PositionScore {
     pub(crate) kl: f64,
     /// |Δ log-probability| of the standing token, in nats.
     pub(crate) delta: f64,
+    /// Whether the server computed it while decoding, from what earlier steps left in its KV cache; else with the prompt.
+    pub(crate) decoded: bool,
     /// Whether both have the same likeliest token, or the reference holds the server's for as likely within `TIE`.
     pub(crate) top1: bool,
 }
@@ -70,7 +74,8 @@ pub(crate) fn compare(scorer: &mut Scorer, observed: &Observed) -> Result<Prompt
             if observation.position == position + 1
                 && let Some(token) = token
             {
-                positions.push(compare_position(observation, *token, logprobs));
+                let decoded = observation.position > observed.prompt;
+                positions.push(PositionScore { decoded, ..compare_position(observation, *token, logprobs) });
             }
         }
     })?;
@@ -114,6 +119,7 @@ fn compare_position(observation: &Observation, token: TokenId, reference: &[f32]
         position: observation.position,
         kl: if kl.is_nan() { f64::INFINITY } else { kl.max(0.0) },
         delta: (observation.logprob - ours(token)).abs(),
+        decoded: false,
         top1: our_best.is_some_and(|best| server_best.is_some_and(|server| ours(server) >= ours(best) - TIE)),
     }
 }
@@ -141,6 +147,10 @@ pub struct Divergence {
     pub delta: Estimate,
     /// Share of positions with the same likeliest token, or one that is tied with it.
     pub top1_agreement: f64,
+    /// Mean of `kl` where the server computed with the prompt, if it was compared there.
+    pub prefill: Option<f64>,
+    /// Mean of `kl` where the server was decoding.
+    pub decode: Option<f64>,
     /// By position in the sequence.
     pub by_position: Vec<PositionBin>,
     /// The arithmetic of the reference.

@@ -1,14 +1,22 @@
 //! What a check may do: read the evidence, and ask for more of it through the client and the reference.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
 use lucid_client::{ChatAnswer, ChatRequest, Endpoint, Error, Exchange, Reply, Usage};
 
-use super::{Answer, Divergence, Observed, PromptScore, Reference, RungScore};
+use super::{Answer, Divergence, Observed, PromptScore, Reference, RungScore, Sample};
 use crate::diagnose::Progress;
-use crate::report::{Cost, KeptExchange};
+use crate::report::{Cost, KeptExchange, ProbeTable};
 use crate::subject::Subject;
 
 /// Bytes of a body that the report keeps of each exchange.
 const KEPT_BODY: usize = 16 * 1024;
+
+/// After so many answers that don't end, no probe waits for another.
+const PATIENCE: usize = 2;
+/// Requests that are under way at a time, at the most.
+const MOST_TOGETHER: usize = 64;
 
 /// Everything that was gathered so far.
 #[derive(Debug, Default)]
@@ -20,6 +28,14 @@ pub(crate) struct Evidence {
     /// Compared answers, and how far each is from the reference.
     pub(crate) observed: Vec<(Observed, PromptScore)>,
     pub(crate) divergence: Option<Divergence>,
+    /// Tables of the probes.
+    pub(crate) probes: Vec<ProbeTable>,
+    /// Calls that the server itself failed: the exchange, and what it said. Refusals (4xx) are not among them.
+    pub(crate) failures: Vec<(usize, String)>,
+    /// Calls that did not come to an end in time.
+    pub(crate) timeouts: usize,
+    /// Whether the same request, alone, gets answers from different distributions: then a change in company proves nothing.
+    pub(crate) unstable: bool,
     /// What stood in the way of the diagnosis itself.
     pub(crate) obstacles: Vec<String>,
 }
@@ -66,7 +82,15 @@ impl Examination<'_> {
             self.evidence.cost.prompt_tokens += usage.prompt_tokens;
             self.evidence.cost.completion_tokens += usage.completion_tokens;
         }
-        (self.keep(reply.exchange), reply.outcome)
+        let number = self.keep(reply.exchange);
+        match &reply.outcome {
+            Err(Error::Timeout { .. }) => self.evidence.timeouts += 1,
+            Err(error @ (Error::Broken { .. } | Error::Status { status: 500.., .. })) => {
+                self.evidence.failures.push((number, error.to_string()));
+            }
+            _ => {}
+        }
+        (number, reply.outcome)
     }
 
     /// Asks in chat form.
@@ -76,5 +100,57 @@ impl Examination<'_> {
         request: &ChatRequest,
     ) -> (usize, Result<ChatAnswer, Error>) {
         self.take(endpoint.chat(request))
+    }
+
+    /// Asks in chat form, and keeps the log-probabilities.
+    ///
+    /// # Errors
+    /// Why there is no answer. A server that stalls is not asked again and again.
+    pub(crate) fn sample(&mut self, endpoint: &Endpoint, request: &ChatRequest) -> Result<Sample, String> {
+        self.samples(endpoint, std::slice::from_ref(request), 1)?
+            .pop()
+            .unwrap_or_else(|| Err("no answer".to_owned()))
+    }
+
+    /// The same for several requests, of which `together` are under way at any time. The answers come in the order of the
+    /// requests.
+    ///
+    /// # Errors
+    /// The server stalls.
+    pub(crate) fn samples(
+        &mut self,
+        endpoint: &Endpoint,
+        requests: &[ChatRequest],
+        together: usize,
+    ) -> Result<Vec<Result<Sample, String>>, String> {
+        if self.evidence.timeouts >= PATIENCE {
+            return Err(format!(
+                "{} answers did not come to an end in time: the server stalls",
+                self.evidence.timeouts
+            ));
+        }
+        let next = AtomicUsize::new(0);
+        let replies = Mutex::new(Vec::with_capacity(requests.len()));
+        std::thread::scope(|scope| {
+            for _ in 0..together.clamp(1, MOST_TOGETHER).min(requests.len()) {
+                scope.spawn(|| {
+                    while let Some((i, request)) = {
+                        let i = next.fetch_add(1, Ordering::Relaxed);
+                        requests.get(i).map(|request| (i, request))
+                    } {
+                        let reply = endpoint.chat(request);
+                        replies.lock().unwrap_or_else(PoisonError::into_inner).push((i, reply));
+                    }
+                });
+            }
+        });
+        let mut replies = replies.into_inner().unwrap_or_else(PoisonError::into_inner);
+        replies.sort_by_key(|(i, _)| *i);
+        let read = |(_, reply): (usize, Reply<ChatAnswer>)| {
+            let exchange = reply.exchange.clone();
+            let (number, outcome) = self.take(reply);
+            outcome.map(|answer| Sample::new(&answer, &exchange, number)).map_err(|error| error.to_string())
+        };
+        Ok(replies.into_iter().map(read).collect())
     }
 }

@@ -5,6 +5,7 @@ mod divergence;
 mod examination;
 mod machine;
 mod reference;
+mod sample;
 
 pub(crate) use answers::{Answer, AnswerKind};
 pub use answers::{RungScore, RungState};
@@ -13,6 +14,7 @@ pub(crate) use divergence::{Observation, Observed, PositionScore, PromptScore, c
 pub(crate) use examination::{Evidence, Examination};
 pub use machine::MachineEvidence;
 pub(crate) use reference::Reference;
+pub(crate) use sample::{Alike, Sample, SampleToken};
 
 #[cfg(test)]
 mod tests;

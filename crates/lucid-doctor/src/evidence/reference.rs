@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use lucid_checkpoint::{Checkpoint, Files, TokenId};
+use lucid_checkpoint::{Checkpoint, Config, Files, TokenId};
 use lucid_client::{Message, ScoredToken, TokenName};
-use lucid_engine::{Mode, Plant, Scorer, SemanticsOptions};
+use lucid_engine::{Mode, Scorer, SemanticsOptions};
 use lucid_text::{ChatTemplate, Specials, Tokenizer};
 use serde_json::{Map, json};
 
@@ -47,11 +47,25 @@ impl Reference {
         self.tokenizer.decode(ids, false)
     }
 
-    /// Loads the model: as the checkpoint says, or with a mistake. Exact arithmetic, and the latent-norm epsilon of the
-    /// config, as vLLM, SGLang and llama.cpp have it.
-    pub(crate) fn scorer(&self, plant: Option<Plant>) -> Result<Scorer, String> {
-        let semantics = SemanticsOptions { mode: Mode::Reference, latent_norm_eps: None, plant };
-        Scorer::new(&self.checkpoint, &semantics, self.threads).map_err(|error| error.to_string())
+    /// Loads the model as the checkpoint says: exact arithmetic, and the latent-norm epsilon of the config, as vLLM,
+    /// SGLang and llama.cpp have it.
+    pub(crate) fn scorer(&self) -> Result<Scorer, String> {
+        self.scorer_with(&SemanticsOptions { mode: Mode::Reference, ..SemanticsOptions::default() })
+    }
+
+    /// Loads the model with another arithmetic, or with a mistake.
+    pub(crate) fn scorer_with(&self, semantics: &SemanticsOptions) -> Result<Scorer, String> {
+        Scorer::new(&self.checkpoint, semantics, self.threads).map_err(|error| error.to_string())
+    }
+
+    /// The model's sizes.
+    pub(crate) fn config(&self) -> &Config {
+        self.checkpoint.config()
+    }
+
+    /// The token with exactly these bytes.
+    pub(crate) fn token_of(&self, bytes: &[u8]) -> Option<TokenId> {
+        self.by_bytes.get(bytes).copied()
     }
 
     /// Longest sequence that can be scored.
@@ -68,7 +82,8 @@ impl Reference {
         generated: &[ScoredToken],
         exchange: usize,
     ) -> Observed {
-        let mut observed = Observed { tokens: prompt.to_vec(), observations: Vec::new(), exchange };
+        let mut observed =
+            Observed { tokens: prompt.to_vec(), prompt: prompt.len(), observations: Vec::new(), exchange };
         for (position, scored) in (1..).zip(of_prompt) {
             observed.observations.push(self.observation(position, scored));
         }
@@ -85,7 +100,7 @@ impl Reference {
         Observation { position, logprob: scored.logprob, top }
     }
 
-    fn id(&self, name: &TokenName) -> Option<TokenId> {
+    pub(crate) fn id(&self, name: &TokenName) -> Option<TokenId> {
         match name {
             TokenName::Id(id) => Some(TokenId(*id)),
             TokenName::Bytes(bytes) => self.by_bytes.get(bytes).copied(),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use lucid_checkpoint::Files;
 use lucid_client::{ChatAnswer, Endpoint, Exchange, Message};
-use lucid_engine::Plant;
+use lucid_engine::{Mode, Plant, SemanticsOptions};
 use serde_json::Value;
 
 use super::*;
@@ -44,7 +44,7 @@ fn recorded(reference: &Reference) -> Vec<(String, Observed)> {
 #[test]
 fn honest_servers_are_near_the_reference() {
     let reference = canary();
-    let mut scorer = reference.scorer(None).unwrap();
+    let mut scorer = reference.scorer().unwrap();
     for (server, observed) in recorded(&reference) {
         let score = compare(&mut scorer, &observed).unwrap();
         assert_eq!(score.positions.len(), 16);
@@ -61,7 +61,13 @@ fn honest_servers_are_far_from_mistaken_models() {
     let reference = canary();
     let recordings = recorded(&reference);
     for plant in [Plant::RopeHalfSplit, Plant::Nvfp4GlobalScaleInverted] {
-        let mut scorer = reference.scorer(Some(plant)).unwrap();
+        let mut scorer = reference
+            .scorer_with(&SemanticsOptions {
+                mode: Mode::Reference,
+                plant: Some(plant.into()),
+                ..SemanticsOptions::default()
+            })
+            .unwrap();
         for (server, observed) in &recordings {
             let score = compare(&mut scorer, observed).unwrap();
             assert!(score.mean_kl() > 0.05, "{plant} {server}: {}", score.mean_kl());

@@ -10,16 +10,26 @@ pub(super) fn hide(
     sentences: usize,
     random: &mut Random,
 ) -> (String, String) {
-    let secret = format!("{}", 10_000 + random.below(90_000));
+    let secret = secret(random);
     let place = sentences / 10 + random.below(sentences * 8 / 10 + 1);
-    let mut text = Vec::with_capacity(sentences + 1);
-    for number in 0..sentences {
-        if number == place {
-            text.push(haystack.needle.replace("{key}", key).replace("{secret}", &secret));
-        }
-        text.push(sentence(haystack, random));
-    }
+    let mut text = hay(haystack, sentences, random);
+    text.insert(place.min(text.len()), needle(haystack, key, &secret));
     (text.join(" "), secret)
+}
+
+/// Five digits.
+pub(crate) fn secret(random: &mut Random) -> String {
+    format!("{}", 10_000 + random.below(90_000))
+}
+
+/// The sentence that hides.
+pub(crate) fn needle(haystack: &Haystack, key: &str, secret: &str) -> String {
+    haystack.needle.replace("{key}", key).replace("{secret}", secret)
+}
+
+/// Sentences without a fact; about nine tokens each.
+pub(crate) fn hay(haystack: &Haystack, sentences: usize, random: &mut Random) -> Vec<String> {
+    (0..sentences).map(|_| sentence(haystack, random)).collect()
 }
 
 fn sentence(haystack: &Haystack, random: &mut Random) -> String {

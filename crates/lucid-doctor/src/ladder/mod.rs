@@ -4,5 +4,6 @@ mod haystack;
 mod judge;
 mod question;
 
+pub(crate) use haystack::{hay, needle, secret};
 pub(crate) use judge::{Judged, judge};
 pub(crate) use question::{Question, questions};

@@ -45,8 +45,37 @@ pub struct Report {
     /// The comparison with the reference, if there was one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub divergence: Option<Divergence>,
+    /// What the probes measured, as tables.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub probes: Vec<ProbeTable>,
     /// Every request and answer. API keys never are part of it.
     pub exchanges: Vec<KeptExchange>,
+}
+
+/// What a probe measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct ProbeTable {
+    /// The check.
+    pub check: String,
+    /// What the table shows.
+    pub title: String,
+    /// Heads of the columns.
+    pub columns: Vec<String>,
+    /// Its rows.
+    pub rows: Vec<Vec<String>>,
+}
+
+impl ProbeTable {
+    /// An empty table.
+    pub(crate) fn new(check: &str, title: &str, columns: &[&str]) -> ProbeTable {
+        let columns = columns.iter().map(|&column| column.to_owned()).collect();
+        ProbeTable { check: check.to_owned(), title: title.to_owned(), columns, rows: Vec::new() }
+    }
+
+    /// Adds a row.
+    pub(crate) fn row(&mut self, cells: &[&dyn std::fmt::Display]) {
+        self.rows.push(cells.iter().map(ToString::to_string).collect());
+    }
 }
 
 /// An exchange, and for which check it was made.

@@ -40,6 +40,9 @@ impl Style {
     }
 }
 
+/// Hypotheses that are listed, the nearest first.
+const MOST_HYPOTHESES: usize = 6;
+
 const GREEN: &str = "1;32";
 const RED: &str = "1;31";
 const YELLOW: &str = "1;33";
@@ -255,13 +258,17 @@ impl Page {
                 nats(most)
             ));
         }
-        for fit in &divergence.hypotheses {
+        let (shown, more) = divergence.hypotheses.split_at(divergence.hypotheses.len().min(MOST_HYPOTHESES));
+        for fit in shown {
             self.line(&format!(
-                "  if the server made the mistake {:<28} {:>8} nats: {}",
+                "  if the server computed with {:<32} {:>8} nats: {}",
                 fit.name,
                 nats(fit.kl),
                 fit.outcome
             ));
+        }
+        if !more.is_empty() {
+            self.line(&format!("  {} other hypotheses are farther away", more.len()));
         }
         self.wrapped("  reference: ", &divergence.semantics);
     }

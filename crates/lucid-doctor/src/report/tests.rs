@@ -119,6 +119,8 @@ fn report() -> Report {
             kl: Estimate { mean: 0.2483, low: 0.2057, high: 0.3298 },
             delta: Estimate { mean: 0.9, low: 0.7, high: 1.2 },
             top1_agreement: 0.807,
+            prefill: Some(0.21),
+            decode: Some(0.3),
             by_position: vec![
                 PositionBin { from: 1, to: 8, positions: 28, kl: 0.0004, delta: 0.01 },
                 PositionBin { from: 8, to: 16, positions: 32, kl: 0.11, delta: 0.5 },
@@ -130,6 +132,7 @@ fn report() -> Report {
                 HypothesisFit { name: "router-bias-missing".into(), kl: 0.2477, outcome: "excluded".into() },
             ],
         }),
+        probes: Vec::new(),
         exchanges: vec![KeptExchange {
             check: "endpoint.liveness".into(),
             exchange: Exchange {

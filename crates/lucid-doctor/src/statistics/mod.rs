@@ -1,11 +1,15 @@
 //! The statistics behind the verdicts. Each has its source, and is tested against published values.
 
 mod bootstrap;
+mod change_point;
+mod periodic;
 mod random;
 mod sequential;
 mod wilson;
 
 pub use bootstrap::{Estimate, mean_with_interval};
+pub use change_point::{Change, change_point};
+pub use periodic::periodic;
 pub use random::Random;
 pub use sequential::{Decision, SequentialTest};
 pub use wilson::{Rate, wilson};

@@ -64,6 +64,9 @@ impl Check for Budget {
     }
 }
 
+/// Answers that make a pattern.
+const LEAST: usize = 3;
+
 /// What the answers say about the fields.
 fn sides(check: &str, answers: &[Answer]) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -109,8 +112,29 @@ fn sides(check: &str, answers: &[Answer]) -> Vec<Finding> {
         } else {
             "finish_reason is `length`, the reasoning is there, the content is empty. This is not incoherence.".to_owned()
         };
-        findings
-            .push(example(Finding::new(check, "answers-cut", Severity::Warning, title).detail(detail), &cut));
+        // Reasoning that was too long is nobody's fault; a cap that nobody asked for, on every answer, is the server's.
+        let severity =
+            if capped == answers.len() && capped >= LEAST { Severity::Error } else { Severity::Warning };
+        findings.push(example(Finding::new(check, "answers-cut", severity, title).detail(detail), &cut));
+    }
+    // Right answers that go on after their end, all of them: nothing ends them.
+    let endless = which(&|answer| answer.right && answer.length && !answer.capped_by_server());
+    let ended = which(&|answer| !answer.length);
+    if endless.len() >= LEAST && ended.is_empty() {
+        let finding = Finding::new(
+            check,
+            "never-ends",
+            Severity::Error,
+            "Right answers don't end: they run on until the token budget is used up",
+        )
+        .detail(format!(
+            "{} of {} answers are right, and go on after their end: the token that ends a turn ends nothing.",
+            endless.len(),
+            answers.len()
+        ))
+        .suggests("sampling-defaults", 8.0)
+        .suggests("chat-template", 2.0);
+        findings.push(example(finding, &endless));
     }
     let both = which(&|answer| {
         answer.kind == AnswerKind::Content && !answer.reasoning.is_empty() && !answer.shows_think_tag()

@@ -2,6 +2,7 @@
 
 use lucid_client::{ChatRequest, Endpoint};
 
+use super::soak::blamed_by_words;
 use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
 use crate::evidence::{Answer, AnswerKind, Examination, RungScore, RungState};
 use crate::knowledge::{Judge, Rung, ladder};
@@ -100,6 +101,10 @@ impl Climb {
             unjudged: 0,
             note: None,
         };
+        if examination.evidence.timeouts >= 2 {
+            score.note = Some("the server stalls: earlier answers did not come to an end".to_owned());
+            return score;
+        }
         let long = rung.needle_sentences.unwrap_or(0) > 200;
         if long && examination.subject.depth == Depth::Quick {
             score.note = Some("not part of a quick examination".to_owned());
@@ -119,6 +124,9 @@ impl Climb {
         let attempts = if long { 1 } else { examination.subject.depth.attempts() };
         let (mut passed, mut trials) = (0, 0);
         for question in questions(rung, &ladder().haystack, attempts, examination.subject.seed) {
+            if examination.evidence.timeouts >= 2 {
+                break;
+            }
             match self.ask(examination, endpoint, rung, &question) {
                 Outcome::Right => (passed, trials) = (passed + 1, trials + 1),
                 Outcome::Wrong(exchange, reason, text) => {
@@ -161,7 +169,10 @@ impl Climb {
         rung: &Rung,
         question: &Question,
     ) -> Outcome {
-        let first_budget = if self.endless > 0 && self.right == 0 { SHORT_BUDGET } else { FIRST_BUDGET };
+        // Nothing right, or nothing that ends: more tokens would show the same.
+        let all_endless = self.endless >= LEAST as usize && self.endless as u64 >= self.judged;
+        let short = (self.endless > 0 && self.right == 0) || all_endless;
+        let first_budget = if short { SHORT_BUDGET } else { FIRST_BUDGET };
         let mut answer = match self.chat(examination, endpoint, question, first_budget) {
             Ok(answer) => answer,
             Err(reason) => return Outcome::Unjudged(reason),
@@ -240,7 +251,13 @@ impl Climb {
                     )
                     .detail(error.to_string())
                     .proof(ProofKind::Exchange, number.to_string(), error.to_string());
-                    self.findings.push(finding);
+                    self.findings.push(match error {
+                        lucid_client::Error::Timeout { .. } => finding
+                            .suggests("collectives", 4.0)
+                            .suggests("cuda-graph", 1.5)
+                            .suggests("speculative-decoding", 1.0),
+                        _ => blamed_by_words(finding, &error.to_string()),
+                    });
                 }
                 Err(format!("exchange {number}: {error}"))
             }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use lucid_client::{ChatRequest, Endpoint, Message};
 
 use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
-use crate::evidence::{Divergence, Examination, Observed, PositionBin, PromptScore, compare};
+use crate::evidence::{Divergence, Examination, Observed, PositionBin, PositionScore, PromptScore, compare};
 use crate::knowledge::ladder;
 use crate::ladder::questions;
 use crate::report::html::nats;
@@ -57,7 +57,7 @@ impl Check for Logprobs {
     fn run(&self, examination: &mut Examination<'_>) -> Result<Examined, Skip> {
         let endpoint = examination.endpoint()?;
         let reference = || "the checkpoint can't be read".to_owned();
-        let mut scorer = examination.reference.as_ref().ok_or_else(reference)?.scorer(None)?;
+        let mut scorer = examination.reference.as_ref().ok_or_else(reference)?.scorer()?;
         let prompts = prompts(examination.subject.seed, examination.subject.depth.most_compared_prompts());
         let mut test = SequentialTest::new(LOW, HIGH, ALPHA);
         let mut scores: Vec<PromptScore> = Vec::new();
@@ -108,7 +108,11 @@ impl Check for Logprobs {
         );
         examination.evidence.divergence = Some(divergence);
         match finding {
-            Some(finding) => Ok(Examined { findings: vec![finding], covered }),
+            Some(finding) => {
+                let mut findings = vec![finding];
+                findings.extend(places(self.id(), &scores));
+                Ok(Examined { findings, covered })
+            }
             None => Err(Skip(covered)),
         }
     }
@@ -175,7 +179,7 @@ fn ask(
 #[allow(clippy::cast_precision_loss)] // counts of tokens
 fn summarize(scores: &[PromptScore], decision: Decision, of: &str, semantics: String) -> Divergence {
     let positions: Vec<_> = scores.iter().flat_map(|score| &score.positions).collect();
-    let over_prompts = |value: &dyn Fn(&crate::evidence::PositionScore) -> f64| {
+    let over_prompts = |value: &dyn Fn(&PositionScore) -> f64| {
         let clusters: Vec<(f64, f64)> = scores
             .iter()
             .map(|score| (score.positions.iter().map(value).sum(), score.positions.len() as f64))
@@ -189,7 +193,7 @@ fn summarize(scores: &[PromptScore], decision: Decision, of: &str, semantics: St
         let &[from, to] = edge else { return None };
         let inside: Vec<_> =
             positions.iter().filter(|position| (from..to).contains(&position.position)).collect();
-        let mean = |value: &dyn Fn(&crate::evidence::PositionScore) -> f64| {
+        let mean = |value: &dyn Fn(&PositionScore) -> f64| {
             inside.iter().map(|position| value(position)).sum::<f64>() / inside.len() as f64
         };
         (!inside.is_empty()).then(|| PositionBin {
@@ -213,10 +217,89 @@ fn summarize(scores: &[PromptScore], decision: Decision, of: &str, semantics: St
         kl: over_prompts(&|position| position.kl.min(1.0)),
         delta: over_prompts(&|position| position.delta.min(30.0)),
         top1_agreement: agreeing as f64 / positions.len() as f64,
+        prefill: mean_where(&positions, |position| !position.decoded),
+        decode: mean_where(&positions, |position| position.decoded),
         by_position: bins.collect(),
         semantics,
         hypotheses: Vec::new(),
     }
+}
+
+fn mean_where(positions: &[&PositionScore], wanted: impl Fn(&PositionScore) -> bool) -> Option<f64> {
+    let (sum, count) = positions
+        .iter()
+        .filter(|position| wanted(position))
+        .fold((0.0, 0.0), |(sum, count), position| (sum + position.kl.min(1.0), count + 1.0));
+    (count >= FEW).then(|| sum / count)
+}
+
+/// Fewer positions give no mean worth comparing.
+const FEW: f64 = 16.0;
+/// How many times larger a divergence has to be to lie in one place and not in another.
+const APART: f64 = 10.0;
+
+/// Divergence while decoding that is worth a word, nats a token: a hundred times what honest bf16 servers have.
+const VISIBLE: f64 = 2e-3;
+
+/// Where the difference lies: in what is read from the KV cache, or beyond a length.
+fn places(check: &str, scores: &[PromptScore]) -> Vec<Finding> {
+    let positions: Vec<_> = scores.iter().flat_map(|score| &score.positions).collect();
+    let prefill: Vec<_> = positions.iter().copied().filter(|position| !position.decoded).collect();
+    let mut findings = Vec::new();
+    let means = (mean_where(&positions, |p| !p.decoded), mean_where(&positions, |p| p.decoded));
+    if let (Some(prefill), Some(decode)) = means
+        && decode > VISIBLE
+        && decode >= APART * prefill
+    {
+        // Scales are wrong for everybody, pages for some.
+        let decodes = |score: &&PromptScore| {
+            let positions: Vec<_> = score.positions.iter().collect();
+            mean_where(&positions, |p| p.decoded).is_some_and(|kl| kl > LOW * SCALE)
+        };
+        let everybody = scores.iter().filter(decodes).count() * 5 >= scores.len() * 4;
+        let wrong = decode > HIGH * SCALE;
+        let (scales, pages) = match (wrong, everybody) {
+            (true, true) => (6.0, 1.0),
+            (true, false) => (2.0, 4.0),
+            // An honest fp8 cache looks like this.
+            (false, _) => (2.0, 0.0),
+        };
+        findings.push(
+            Finding::new(
+                check,
+                "only-while-decoding",
+                if wrong { Severity::Error } else { Severity::Info },
+                "Prompts are computed rightly, what is generated after them is not",
+            )
+            .detail(format!(
+                "{} nats a token where the server computed the prompt, {} where it read its KV cache step by step: entries are rounded, or written or read wrongly.",
+                nats(prefill), nats(decode)
+            ))
+            .suggests("kv-cache-scales", scales)
+            .suggests("prefix-cache", pages),
+        );
+    }
+    // The largest power of two below which all is right.
+    let edge = (4..12).rev().map(|power| 1_usize << power).find_map(|edge| {
+        let below = mean_where(&prefill, |p| p.position <= edge)?;
+        let beyond = mean_where(&prefill, |p| p.position > edge)?;
+        (beyond > HIGH * SCALE && beyond >= APART * below.max(LOW * SCALE / APART))
+            .then_some((edge, below, beyond))
+    });
+    if let Some((edge, below, beyond)) = edge {
+        findings.push(
+            Finding::new(
+                check,
+                "only-beyond-a-length",
+                Severity::Info,
+                format!("The difference begins after about {edge} tokens of a prompt"),
+            )
+            .detail(format!("{} nats a token up to there, {} beyond.", nats(below), nats(beyond)))
+            .suggests("size-threshold", 4.0)
+            .suggests("rope-scaling", 1.0),
+        );
+    }
+    findings
 }
 
 fn conclude(

@@ -1,0 +1,202 @@
+//! Alone, and among neighbours.
+//!
+//! Every neighbour carries a secret of its own. A question gets the same answer in any company, and nobody's secret shows up
+//! in somebody else's answer.
+
+use lucid_client::ChatRequest;
+
+use super::requests::{Needle, greedy, needle_prompt, short_questions};
+use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
+use crate::evidence::{Alike, Examination, Sample};
+use crate::report::{Finding, ProbeTable, ProofKind, Severity};
+use crate::statistics::{Random, wilson};
+use crate::subject::Depth;
+
+pub(crate) struct Batch;
+
+/// Tokens of an answer.
+const ANSWER: u32 = 32;
+/// Questions whose answers are compared.
+const QUESTIONS: usize = 3;
+
+/// Sizes of the company by depth.
+fn companies(depth: Depth) -> &'static [usize] {
+    match depth {
+        Depth::Quick => &[8],
+        Depth::Standard => &[4, 16],
+        Depth::Thorough => &[4, 16, 64],
+    }
+}
+
+impl Check for Batch {
+    fn id(&self) -> &'static str {
+        "endpoint.batch"
+    }
+
+    fn needs(&self) -> &'static [Need] {
+        &[Need::Server]
+    }
+
+    fn covers(&self) -> &'static str {
+        "an answer doesn't depend on its neighbours in the batch, and no neighbour's secret shows up in it"
+    }
+
+    fn cost(&self) -> TypicalCost {
+        TypicalCost { requests: 23, tokens: 3_000 }
+    }
+
+    fn run(&self, examination: &mut Examination<'_>) -> Result<Examined, Skip> {
+        let endpoint = examination.endpoint()?;
+        let seed = examination.subject.seed;
+        let mut random = Random::new(seed ^ 0xba7c4);
+        let questions: Vec<ChatRequest> = short_questions(seed.wrapping_add(7), QUESTIONS)
+            .into_iter()
+            .map(|messages| greedy(messages, ANSWER))
+            .collect();
+        let alone: Vec<Option<Sample>> =
+            examination.samples(&endpoint, &questions, 1)?.into_iter().map(Result::ok).collect();
+        let mut table = ProbeTable::new(
+            self.id(),
+            "Alone against in company",
+            &["requests at a time", "question", "against alone"],
+        );
+        let (mut pairs, mut different, mut ties) = (0, Vec::new(), 0);
+        let (mut leaks, mut neighbours) = (Vec::new(), 0);
+        for (number, &size) in companies(examination.subject.depth).iter().enumerate() {
+            examination.step(
+                number,
+                companies(examination.subject.depth).len(),
+                &format!("{size} at a time"),
+            );
+            let secrets: Vec<Needle> =
+                (0..size.saturating_sub(QUESTIONS)).map(|i| needle_prompt(i % 5, 2, &mut random)).collect();
+            // Questions between their neighbours, so that they begin when the batch is full.
+            let mut requests: Vec<ChatRequest> =
+                secrets.iter().map(|needle| greedy(needle.messages.clone(), ANSWER)).collect();
+            let place = requests.len() / 2;
+            requests.splice(place..place, questions.iter().cloned());
+            let answers = examination.samples(&endpoint, &requests, size)?;
+            for (i, answer) in answers.into_iter().enumerate() {
+                let Ok(answer) = answer else { continue };
+                let own = secrets.get(if i < place { i } else { i.wrapping_sub(QUESTIONS) });
+                let is_question = (place..place + QUESTIONS).contains(&i);
+                neighbours += usize::from(!is_question);
+                let mine = own.filter(|_| !is_question).map(|needle| needle.secret.as_str());
+                let foreign = secrets
+                    .iter()
+                    .map(|needle| needle.secret.as_str())
+                    .find(|secret| Some(*secret) != mine && answer.text.contains(secret));
+                if foreign.is_some() {
+                    leaks.push((answer.exchange, answer.text.clone()));
+                }
+                if is_question && let Some(Some(alone)) = alone.get(i - place) {
+                    let alike = alone.compare(&answer);
+                    table.row(&[&size, &(i - place + 1), &alike.word()]);
+                    pairs += 1;
+                    ties += usize::from(matches!(alike, Alike::Tie { .. }));
+                    if alike.is_different() {
+                        different.push((answer.exchange, alike));
+                    }
+                }
+            }
+        }
+        examination.evidence.probes.push(table);
+        if pairs == 0 {
+            return Err(Skip("no answers could be compared".to_owned()));
+        }
+        let findings =
+            findings(self.id(), &different, pairs, ties, &leaks, neighbours, examination.evidence.unstable);
+        let interval = wilson(different.len() as u64, pairs as u64);
+        Ok(Examined {
+            findings,
+            covered: format!(
+                "{} of {pairs} answers differ in company (95 % interval {:.0}\u{2013}{:.0} %), {} of {neighbours} secrets leaked",
+                different.len(),
+                interval.low * 100.0,
+                interval.high * 100.0,
+                leaks.len()
+            ),
+        })
+    }
+}
+
+fn findings(
+    check: &str,
+    different: &[(usize, Alike)],
+    pairs: usize,
+    ties: usize,
+    leaks: &[(usize, String)],
+    neighbours: usize,
+    unstable: bool,
+) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if let Some((exchange, text)) = leaks.first() {
+        findings.push(
+            Finding::new(
+                check,
+                "leak",
+                Severity::Error,
+                "A secret of one request shows up in the answer to another",
+            )
+            .detail(format!("{} of {neighbours} answers in company have a neighbour's secret.", leaks.len()))
+            .proof(ProofKind::Exchange, exchange.to_string(), text.chars().take(100).collect::<String>())
+            .suggests("attention-kernel", 9.0)
+            .suggests("prefix-cache", 3.0),
+        );
+    }
+    // A server that doesn't repeat itself when alone proves nothing in company.
+    if different.len() >= 2 && !unstable {
+        let mut finding = Finding::new(check, "company-changes", Severity::Error, "Answers change with the neighbours in the batch")
+            .detail(format!("{} of {pairs} answers in company come from other distributions than alone, and not at near-ties.", different.len()))
+            .suggests("attention-kernel", 8.0)
+            .suggests("cuda-graph", 3.0)
+            .suggests("size-threshold", 2.0);
+        for (exchange, alike) in different.iter().take(3) {
+            finding = finding.proof(ProofKind::Exchange, exchange.to_string(), alike.word());
+        }
+        findings.push(finding);
+    } else if different.is_empty() && ties > 0 {
+        findings.push(
+            Finding::new(
+                check,
+                "near-ties",
+                Severity::Info,
+                "In company, answers part where two tokens are as likely",
+            )
+            .detail(format!(
+                "{ties} of {pairs}. The distributions are the same: the order of sums changes with the batch."
+            ))
+            .suggests("expected-nondeterminism", 3.0),
+        );
+    }
+    if findings.is_empty() && different.is_empty() {
+        findings.push(
+            Finding::new(check, "alike", Severity::Info, "Answers are the same alone and in company")
+                .suggests("cuda-graph", -1.0),
+        );
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(different: usize, leaks: usize, unstable: bool) -> Vec<String> {
+        let different = vec![(1, Alike::Different { at: 1, shift: 1.0 }); different];
+        let leaks = vec![(1, String::new()); leaks];
+        findings("endpoint.batch", &different, 6, 0, &leaks, 10, unstable)
+            .into_iter()
+            .map(|finding| finding.id)
+            .collect()
+    }
+
+    #[test]
+    fn company_is_blamed_only_for_what_it_changes() {
+        assert_eq!(ids(0, 0, false), ["endpoint.batch/alike"]);
+        assert!(ids(1, 0, false).is_empty(), "one may be chance");
+        assert_eq!(ids(3, 0, false), ["endpoint.batch/company-changes"]);
+        assert!(ids(3, 0, true).is_empty(), "it doesn't repeat itself when alone either");
+        assert_eq!(ids(0, 1, true), ["endpoint.batch/leak"]);
+    }
+}

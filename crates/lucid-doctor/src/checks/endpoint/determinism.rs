@@ -1,0 +1,202 @@
+//! The same request several times: does the server compute the same, and does it draw as it was told?
+//!
+//! Two texts that differ prove nothing: where two tokens are as likely, the order of a sum decides. The answers'
+//! log-probabilities tell such near-ties from answers that come from different distributions.
+
+use lucid_client::{ChatRequest, Dialect};
+
+use super::requests::{greedy, short_questions};
+use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
+use crate::evidence::{Alike, Examination, Sample};
+use crate::report::{Finding, ProbeTable, ProofKind, Severity};
+use crate::statistics::wilson;
+use crate::subject::Depth;
+
+pub(crate) struct Determinism;
+
+/// Tokens of an answer.
+const ANSWER: u32 = 24;
+/// Times that each question is put.
+const TIMES: usize = 3;
+/// Temperature of the sampled answers: high enough that two seeds hardly ever draw the same.
+const HOT: f64 = 1.0;
+
+/// Questions by depth.
+fn count(depth: Depth) -> usize {
+    match depth {
+        Depth::Quick => 2,
+        Depth::Standard => 4,
+        Depth::Thorough => 12,
+    }
+}
+
+impl Check for Determinism {
+    fn id(&self) -> &'static str {
+        "endpoint.determinism"
+    }
+
+    fn needs(&self) -> &'static [Need] {
+        &[Need::Server]
+    }
+
+    fn covers(&self) -> &'static str {
+        "the same greedy request gets the same answer up to near-ties, greedy choices are the likeliest tokens, and a seed repeats a draw"
+    }
+
+    fn cost(&self) -> TypicalCost {
+        TypicalCost { requests: 15, tokens: 1_000 }
+    }
+
+    fn run(&self, examination: &mut Examination<'_>) -> Result<Examined, Skip> {
+        let endpoint = examination.endpoint()?;
+        let seed = examination.subject.seed;
+        let questions = short_questions(seed, count(examination.subject.depth));
+        // All questions, then all again: between two times other requests have passed through the server's caches.
+        let requests: Vec<ChatRequest> = (0..TIMES)
+            .flat_map(|_| questions.iter().cloned())
+            .map(|messages| greedy(messages, ANSWER))
+            .collect();
+        let answers = examination.samples(&endpoint, &requests, 1)?;
+        let mut table = ProbeTable::new(
+            self.id(),
+            "The same greedy request, repeated",
+            &["question", "time", "against the first"],
+        );
+        let (mut pairs, mut different, mut ties) = (0, Vec::new(), 0);
+        for (i, answer) in answers.iter().enumerate().skip(questions.len()) {
+            let (Ok(first), Ok(answer)) = (&answers[i % questions.len()], answer) else { continue };
+            let alike = first.compare(answer);
+            table.row(&[&(i % questions.len() + 1), &(i / questions.len() + 1), &alike.word()]);
+            pairs += 1;
+            ties += usize::from(matches!(alike, Alike::Tie { .. }));
+            if alike.is_different() {
+                different.push((first.exchange, answer.exchange, alike));
+            }
+        }
+        examination.evidence.probes.push(table);
+        if pairs == 0 {
+            let reason = answers.into_iter().find_map(Result::err);
+            return Err(Skip(reason.unwrap_or_else(|| "nothing could be compared".to_owned())));
+        }
+        let mut findings = Vec::new();
+        let answers: Vec<Sample> = answers.into_iter().flatten().collect();
+        let sampled = not_greedy(&answers);
+        if let Some((finding, _)) = &sampled {
+            findings.push(finding.clone());
+        } else if different.len() >= 2 || different.len() == pairs {
+            findings.push(unstable(&different, pairs));
+            examination.evidence.unstable = true;
+        } else if ties > 0 {
+            findings.push(
+                Finding::new(self.id(), "near-ties", Severity::Info, "Greedy answers part where two tokens are as likely")
+                    .detail(format!("{ties} of {pairs} repetitions. The distributions are the same: this is rounding, not a fault."))
+                    .suggests("expected-nondeterminism", 3.0),
+            );
+        }
+        let seeds = self.seeds(examination, &questions)?;
+        let drawn = seeds.as_ref().map_or("a seed was not tried", |_| "one seed repeated");
+        findings.extend(seeds.flatten());
+        let interval = wilson(different.len() as u64, pairs as u64);
+        Ok(Examined {
+            findings,
+            covered: format!(
+                "{} greedy questions, {TIMES} times each: {} of {pairs} repetitions differ (95 % interval up to {:.0} %), {ties} near-ties; {drawn}",
+                questions.len(),
+                different.len(),
+                interval.high * 100.0
+            ),
+        })
+    }
+}
+
+impl Determinism {
+    /// The same seed three times, hot. `None` without a question; `Some(None)`: the draws repeat.
+    fn seeds(
+        &self,
+        examination: &mut Examination<'_>,
+        questions: &[Vec<lucid_client::Message>],
+    ) -> Result<Option<Option<Finding>>, Skip> {
+        let endpoint = examination.endpoint()?;
+        let Some(messages) = questions.first() else { return Ok(None) };
+        let request = ChatRequest {
+            temperature: Some(HOT),
+            seed: Some(examination.subject.seed % (1 << 31)),
+            ..greedy(messages.clone(), ANSWER)
+        };
+        let drawn: Vec<Sample> = examination
+            .samples(&endpoint, &[request.clone(), request.clone(), request], 1)?
+            .into_iter()
+            .flatten()
+            .collect();
+        let [first, rest @ ..] = drawn.as_slice() else { return Ok(None) };
+        // A draw near the edge between two tokens may tip; three draws that all part don't.
+        let all_differ = rest.len() == 2
+            && rest.iter().all(|other| other.text != first.text)
+            && rest[0].text != rest[1].text;
+        if !all_differ {
+            return Ok(Some(None));
+        }
+        let promised = matches!(endpoint.dialect(), Dialect::Vllm | Dialect::Lucid | Dialect::LlamaCpp);
+        let finding = Finding::new(
+            self.id(),
+            "seed-ignored",
+            if promised { Severity::Error } else { Severity::Info },
+            "The same seed draws another answer each time",
+        )
+        .detail("Three sampled answers with one seed are all different. Either the parameter has no effect, or the distributions change from call to call.")
+        .proof(ProofKind::Exchange, first.exchange.to_string(), first.text.chars().take(80).collect::<String>())
+        .suggests("sampling-defaults", if examination.evidence.unstable { 1.0 } else { 7.0 });
+        Ok(Some(Some(finding)))
+    }
+}
+
+/// Greedy answers in which tokens stand that are not the likeliest.
+fn not_greedy(answers: &[Sample]) -> Option<(Finding, usize)> {
+    let unlikely: Vec<(&Sample, usize, f64)> = answers
+        .iter()
+        .filter_map(|answer| answer.first_unlikely().map(|(at, behind)| (answer, at, behind)))
+        .collect();
+    let (answer, at, behind) = unlikely.first()?;
+    // One such token may be a server's rounding of its own list.
+    if unlikely.len() < 2 {
+        return None;
+    }
+    let finding = Finding::new(
+        "endpoint.determinism",
+        "not-greedy",
+        Severity::Error,
+        "Temperature 0 is not greedy: answers have tokens that are not the likeliest",
+    )
+    .detail(format!(
+        "{} of {} answers; in the first, token {at} is {behind:.1} nats behind the likeliest one. The server draws with a temperature of its own.",
+        unlikely.len(),
+        answers.len()
+    ))
+    .proof(ProofKind::Exchange, answer.exchange.to_string(), answer.text.chars().take(80).collect::<String>())
+    .suggests("sampling-defaults", 9.0);
+    Some((finding, unlikely.len()))
+}
+
+fn unstable(different: &[(usize, usize, Alike)], pairs: usize) -> Finding {
+    let mut finding = Finding::new(
+        "endpoint.determinism",
+        "greedy-differs",
+        Severity::Error,
+        "The same greedy request gets answers from different distributions",
+    )
+    .detail(format!(
+        "{} of {pairs} repetitions, and not at near-ties: what the server computes depends on what it computed before.",
+        different.len()
+    ))
+    .suggests("prefix-cache", 4.0)
+    .suggests("gpu-hardware", 1.5)
+    .suggests("attention-kernel", 1.0);
+    for (first, again, alike) in different.iter().take(3) {
+        finding = finding.proof(
+            ProofKind::Exchange,
+            again.to_string(),
+            format!("against exchange {first}: {}", alike.word()),
+        );
+    }
+    finding
+}

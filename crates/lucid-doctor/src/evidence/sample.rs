@@ -1,0 +1,203 @@
+//! Short greedy answers with their log-probabilities, and whether two of them come from the same computation.
+
+use lucid_client::{ChatAnswer, Endpoint, Exchange, TokenName};
+
+/// Two candidates that are so close (nats) may honestly change places: bfloat16 logits around 16 are an eighth apart, and
+/// two sums in another order differ by that much on either side.
+const TIE: f64 = 0.25;
+/// Mean |Δ log-probability| over the common tokens that no honest order of sums explains. vLLM in bfloat16 on the canary:
+/// 0.004; near-ties in routing move single tokens farther.
+const SHIFTED: f64 = 0.15;
+/// What a token counts for at the most in that mean.
+const MOST: f64 = 2.0;
+
+/// One answer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Sample {
+    /// Number of the exchange, from 1.
+    pub(crate) exchange: usize,
+    /// Reasoning and content.
+    pub(crate) text: String,
+    /// Its tokens, if the server tells log-probabilities.
+    pub(crate) tokens: Vec<SampleToken>,
+    /// Tokens of the prompt, as the server counts them; 0 if it doesn't.
+    pub(crate) prompt_tokens: u64,
+}
+
+/// A token, and what else was likely in its place.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct SampleToken {
+    pub(crate) name: TokenName,
+    pub(crate) logprob: f64,
+    pub(crate) top: Vec<(TokenName, f64)>,
+}
+
+impl SampleToken {
+    /// Log-probability of another token in this place; `None` if it isn't listed.
+    fn of(&self, name: &TokenName) -> Option<f64> {
+        if *name == self.name {
+            return Some(self.logprob);
+        }
+        self.top.iter().find(|(listed, _)| listed == name).map(|(_, logprob)| *logprob)
+    }
+
+    /// By how many nats the token is behind the likeliest one: 0 for a greedy choice.
+    fn behind(&self) -> f64 {
+        self.top.iter().map(|(_, logprob)| logprob - self.logprob).fold(0.0, f64::max)
+    }
+}
+
+/// What two answers to the same question say about the computations behind them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Alike {
+    /// Same tokens with about the same probabilities.
+    Same,
+    /// They part where two tokens are as likely: both are right.
+    Tie {
+        /// At which token.
+        at: usize,
+        /// Nats between the two.
+        gap: f64,
+    },
+    /// They part, and the server doesn't tell probabilities.
+    Untold,
+    /// They come from different distributions.
+    Different {
+        /// At which token they part, or how many they share.
+        at: usize,
+        /// Mean |Δ log-probability| up to there, nats.
+        shift: f64,
+    },
+}
+
+impl Sample {
+    pub(crate) fn new(answer: &ChatAnswer, exchange: &Exchange, number: usize) -> Sample {
+        let scored = Endpoint::chat_logprobs(exchange, answer).ok().flatten().unwrap_or_default();
+        let token = |scored: lucid_client::ScoredToken| SampleToken {
+            name: scored.token,
+            logprob: scored.logprob,
+            top: scored.top,
+        };
+        Sample {
+            exchange: number,
+            text: format!("{}{}", answer.reasoning().unwrap_or_default(), answer.content()),
+            tokens: scored.into_iter().map(token).collect(),
+            prompt_tokens: answer.usage.map_or(0, |usage| usage.prompt_tokens),
+        }
+    }
+
+    /// The first token that is clearly not the likeliest, and by how many nats: a greedy answer has none.
+    pub(crate) fn first_unlikely(&self) -> Option<(usize, f64)> {
+        self.tokens.iter().map(SampleToken::behind).enumerate().find(|(_, behind)| *behind > TIE)
+    }
+
+    /// Compares with another answer to the same question, asked in the same way.
+    #[allow(clippy::cast_precision_loss)] // counts of tokens
+    pub(crate) fn compare(&self, other: &Sample) -> Alike {
+        if self.tokens.is_empty() || other.tokens.is_empty() {
+            return if self.text == other.text { Alike::Same } else { Alike::Untold };
+        }
+        let pairs = || self.tokens.iter().zip(&other.tokens);
+        let at = pairs().position(|(a, b)| a.name != b.name);
+        let common = at.unwrap_or_else(|| pairs().count());
+        let mut moved: f64 = pairs().take(common).map(|(a, b)| (a.logprob - b.logprob).abs().min(MOST)).sum();
+        let mut compared = common;
+        let mut gap = f64::INFINITY;
+        if let Some((a, b)) = at.and_then(|at| pairs().nth(at)) {
+            // What each says about both tokens: how far apart they are, and how far the distributions moved.
+            let behind = |own: &SampleToken, rival: &TokenName| {
+                own.of(rival).map_or(f64::INFINITY, |rival| (own.logprob - rival).abs())
+            };
+            gap = f64::min(behind(a, &b.name), behind(b, &a.name));
+            let moves = [(b.of(&a.name), a.logprob), (a.of(&b.name), b.logprob)];
+            let moves = moves.map(|(there, here)| there.map_or(MOST, |there| (there - here).abs().min(MOST)));
+            moved += f64::max(moves[0], moves[1]);
+            compared += 1;
+        }
+        let shift = if compared == 0 { 0.0 } else { moved / compared as f64 };
+        match at {
+            _ if shift > SHIFTED => Alike::Different { at: common, shift },
+            Some(at) if gap <= TIE => Alike::Tie { at, gap },
+            Some(at) => Alike::Different { at, shift },
+            None => Alike::Same,
+        }
+    }
+}
+
+impl Alike {
+    pub(crate) fn is_different(self) -> bool {
+        matches!(self, Alike::Different { .. })
+    }
+
+    /// For tables.
+    pub(crate) fn word(self) -> String {
+        match self {
+            Alike::Same => "same".to_owned(),
+            Alike::Tie { at, gap } => format!("near-tie at token {at} ({gap:.2} nats)"),
+            Alike::Untold => "other text, no probabilities told".to_owned(),
+            Alike::Different { at, shift } => {
+                format!("different from token {at} on ({shift:.2} nats a token)")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A token, its log-probability, and the listed candidates.
+    type Said<'a> = (&'a str, f64, &'a [(&'a str, f64)]);
+
+    fn sample(tokens: &[Said<'_>]) -> Sample {
+        let name = |text: &str| TokenName::Text(text.to_owned());
+        let token = |(text, logprob, top): &Said<'_>| SampleToken {
+            name: name(text),
+            logprob: *logprob,
+            top: top.iter().map(|(text, logprob)| (name(text), *logprob)).collect(),
+        };
+        let text = tokens.iter().map(|(text, ..)| *text).collect();
+        Sample { text, tokens: tokens.iter().map(token).collect(), ..Sample::default() }
+    }
+
+    #[test]
+    fn ties_are_no_faults() {
+        let a = sample(&[("The", -0.01, &[]), ("red", -0.65, &[("red", -0.65), ("blue", -0.74)])]);
+        let b = sample(&[("The", -0.01, &[]), ("blue", -0.68, &[("blue", -0.68), ("red", -0.70)])]);
+        assert!(matches!(a.compare(&b), Alike::Tie { at: 1, .. }), "{:?}", a.compare(&b));
+        assert_eq!(a.compare(&a), Alike::Same);
+    }
+
+    #[test]
+    fn clear_choices_that_change_are_faults() {
+        let a = sample(&[("The", -0.01, &[]), ("red", -0.05, &[("red", -0.05), ("blue", -4.0)])]);
+        let b = sample(&[("The", -0.01, &[]), ("blue", -0.1, &[("blue", -0.1), ("red", -3.0)])]);
+        assert!(a.compare(&b).is_different());
+        let unlisted = sample(&[("The", -0.01, &[]), ("green", -0.1, &[("green", -0.1)])]);
+        assert!(a.compare(&unlisted).is_different());
+    }
+
+    #[test]
+    fn a_moved_distribution_is_a_fault_even_with_the_same_text() {
+        let a = sample(&[("a", -0.1, &[]), ("b", -0.2, &[]), ("c", -0.1, &[])]);
+        let b = sample(&[("a", -0.5, &[]), ("b", -0.9, &[]), ("c", -0.1, &[])]);
+        assert!(a.compare(&b).is_different());
+        let near = sample(&[("a", -0.11, &[]), ("b", -0.23, &[]), ("c", -0.1, &[])]);
+        assert_eq!(a.compare(&near), Alike::Same);
+    }
+
+    #[test]
+    fn without_probabilities_nothing_is_accused() {
+        let silent = |text: &str| Sample { text: text.to_owned(), ..Sample::default() };
+        assert_eq!(silent("x").compare(&silent("x")), Alike::Same);
+        assert_eq!(silent("x").compare(&silent("y")), Alike::Untold);
+    }
+
+    #[test]
+    fn sampled_tokens_are_seen() {
+        let greedy = sample(&[("a", -0.1, &[("a", -0.1), ("b", -2.0)])]);
+        assert_eq!(greedy.first_unlikely(), None);
+        let sampled = sample(&[("a", -0.1, &[]), ("c", -3.0, &[("b", -0.2), ("d", -1.0)])]);
+        assert!(matches!(sampled.first_unlikely(), Some((1, behind)) if (behind - 2.8).abs() < 1e-9));
+    }
+}

@@ -1,0 +1,83 @@
+//! `knowledge/hypotheses.toml`.
+
+use std::sync::LazyLock;
+
+use lucid_engine::{Mode, Plant, SemanticsOptions};
+use serde::Deserialize;
+
+/// The whole file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HypothesisTable {
+    #[serde(rename = "mistake")]
+    pub(crate) mistakes: Vec<Mistake>,
+    #[serde(rename = "variation")]
+    pub(crate) variations: Vec<Variation>,
+}
+
+/// A mistake that engines really make.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Mistake {
+    plant: String,
+    pub(crate) title: String,
+    pub(crate) cause: String,
+    /// Strengths beside the usual one.
+    #[serde(default)]
+    pub(crate) strengths: Vec<u32>,
+}
+
+impl Mistake {
+    /// The engine's fault of that name; the test holds that there is one.
+    pub(crate) fn plant(&self) -> Option<Plant> {
+        Plant::from_name(&self.plant)
+    }
+}
+
+/// An arithmetic that an honest server may have.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Variation {
+    pub(crate) name: String,
+    pub(crate) title: String,
+    #[serde(default)]
+    serving: bool,
+    latent_norm_eps: Option<f64>,
+}
+
+impl Variation {
+    pub(crate) fn semantics(&self) -> SemanticsOptions {
+        SemanticsOptions {
+            mode: if self.serving { Mode::Serving } else { Mode::Reference },
+            latent_norm_eps: self.latent_norm_eps,
+            ..SemanticsOptions::default()
+        }
+    }
+}
+
+static HYPOTHESES: LazyLock<HypothesisTable> = LazyLock::new(|| {
+    toml::from_str(include_str!("../../knowledge/hypotheses.toml"))
+        .unwrap_or_else(|error| panic!("knowledge/hypotheses.toml: {error}"))
+});
+
+/// The hypotheses, parsed once.
+pub(crate) fn hypotheses() -> &'static HypothesisTable {
+    &HYPOTHESES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::knowledge::causes;
+
+    #[test]
+    fn the_file_is_sound() {
+        for mistake in &hypotheses().mistakes {
+            let plant = mistake.plant().unwrap_or_else(|| panic!("no fault {}", mistake.plant));
+            assert!(plant.is_of_the_model(), "{plant}: teacher forcing doesn't show it");
+            assert!(causes().causes.iter().any(|cause| cause.id == mistake.cause), "{}", mistake.cause);
+            assert!(!mistake.title.is_empty());
+        }
+        assert!(hypotheses().variations.iter().all(|v| !v.title.is_empty() && !v.name.is_empty()));
+    }
+}
