@@ -4,9 +4,11 @@
 //! it would examine any other server, and [`Score`] counts.
 
 mod catalogue;
+mod page;
 mod run;
 mod score;
 
-pub use catalogue::{CATALOGUE, Case, find};
+pub use catalogue::{CATALOGUE, Case, Setup, find};
+pub use page::html;
 pub use run::{Outcome, run, serve};
-pub use score::Score;
+pub use score::{Calibration, Confusion, Score};

@@ -1,22 +1,31 @@
 //! One run: a server with the fault, the doctor on it, and what the doctor said.
 
+use std::time::Duration;
+
 use lucid_checkpoint::Files;
-use lucid_doctor::{Progress, Report, Subject, Verdict, diagnose};
-use lucid_engine::EngineOptions;
+use lucid_doctor::{Depth, Progress, Report, Subject, Verdict, diagnose};
+use lucid_engine::{EngineOptions, Mode, SemanticsOptions};
 use lucid_server::{App, Error, Plant, RunningServer, ServerOptions, spawn};
 use serde::Serialize;
 
-use crate::Case;
+use crate::{Case, Setup};
+
+/// For one answer: long enough for a loaded machine, short enough for answers that never end.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How one run ended.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     /// The case's name.
     pub case: &'static str,
+    /// The planted fault, with its place and strength.
+    pub fault: Option<String>,
     /// The seed.
     pub seed: u64,
     /// The cause that should be said; `None` for a healthy run.
     pub expected: Option<&'static str>,
+    /// The doctor was not made with this fault in mind.
+    pub held_out: bool,
     /// The doctor's verdict.
     pub verdict: Verdict,
     /// The causes that it named, best first, with their probabilities.
@@ -27,9 +36,21 @@ pub struct Outcome {
     pub requests: u64,
     /// Seconds from the first question to the report.
     pub seconds: f64,
+    /// Each check with its requests and seconds.
+    pub by_check: Vec<(String, u64, f64)>,
 }
 
 impl Outcome {
+    /// What was said first: a cause, `unknown` for a faulty verdict without one, or the verdict.
+    #[must_use]
+    pub fn word(&self) -> &str {
+        match (self.verdict, self.said.first()) {
+            (Verdict::Faulty, Some((cause, _))) => cause,
+            (Verdict::Faulty, None) => "unknown",
+            (verdict, _) => verdict.name(),
+        }
+    }
+
     /// A fault whose cause is the first named of a faulty verdict, or a healthy run that was called healthy.
     #[must_use]
     pub fn is_right(&self) -> bool {
@@ -59,7 +80,7 @@ impl Outcome {
     }
 }
 
-/// Starts a server for `files` on a free port of this machine, with a fault or without.
+/// Starts a server for `files` on a free port of this machine, with a fault as it is usually made, or without.
 ///
 /// # Errors
 /// When the model can't be loaded or the server can't be started.
@@ -67,6 +88,41 @@ pub fn serve(files: &Files, model_name: &str, plant: Option<Plant>) -> Result<Ru
     let mut options = ServerOptions::new(model_name);
     options.plant = plant;
     spawn("127.0.0.1:0", App::load(files, &EngineOptions::default(), options)?)
+}
+
+/// Starts the server of a case; place and strength of its fault come from the seed.
+fn serve_case(
+    files: &Files,
+    model_name: &str,
+    case: &Case,
+    seed: u64,
+) -> Result<(RunningServer, Option<String>), Error> {
+    let mut options = ServerOptions::new(model_name);
+    (options.plant, options.plant_seed) = (case.plant, Some(seed));
+    // A stalled answer would hold up the end of its run.
+    options.limits.shutdown_grace = Duration::from_millis(200);
+    let app = App::load(files, &engine_options(case.setup), options)?;
+    let own = || case.plant.map(|plant| format!("{plant}, variant of seed {seed}"));
+    let fault = app.semantics().plant.clone().or_else(own);
+    Ok((spawn("127.0.0.1:0", app)?, fault))
+}
+
+fn engine_options(setup: Setup) -> EngineOptions {
+    let usual = EngineOptions::default();
+    match setup {
+        Setup::Usual => usual,
+        Setup::Reference => EngineOptions {
+            semantics: SemanticsOptions { mode: Mode::Reference, ..SemanticsOptions::default() },
+            ..usual
+        },
+        Setup::LatentEps => EngineOptions {
+            semantics: SemanticsOptions { latent_norm_eps: Some(1e-6), ..SemanticsOptions::default() },
+            ..usual
+        },
+        Setup::SmallSteps => EngineOptions { max_step_tokens: 48, max_running: 4, ..usual },
+        Setup::OneThread => EngineOptions { threads: Some(1), ..usual },
+        Setup::SmallCache => EngineOptions { kv_cache_tokens: 4_608, ..usual },
+    }
 }
 
 /// Runs one case with one seed.
@@ -78,19 +134,29 @@ pub fn run(
     model_name: &str,
     case: &Case,
     seed: u64,
+    depth: Depth,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<(Outcome, Report), Error> {
-    let server = serve(files, model_name, case.plant)?;
+    let (server, fault) = serve_case(files, model_name, case, seed)?;
     let subject = Subject {
         endpoint: Some(server.url().to_owned()),
         checkpoint: Some(files.clone()),
         seed,
+        depth,
+        timeout: TIMEOUT,
         ..Subject::default()
     };
     let report = diagnose(subject, progress);
     server.stop()?;
+    let by_check = report.checks.iter().map(|check| {
+        let requests = report.exchanges.iter().filter(|kept| kept.check == check.id).count() as u64;
+        (check.id.clone(), requests, check.seconds)
+    });
     let outcome = Outcome {
         case: case.name,
+        fault,
+        held_out: case.held_out,
+        by_check: by_check.collect(),
         seed,
         expected: case.cause,
         verdict: report.verdict,

@@ -1,5 +1,6 @@
 //! How well the doctor did, over all runs.
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
 use lucid_doctor::Verdict;
@@ -15,14 +16,48 @@ pub struct Score {
     pub top_1: Rate,
     /// Faults whose cause was among the first three.
     pub top_3: Rate,
+    /// Faults that were called faulty, whatever the cause.
+    pub found: Rate,
+    /// The same as `top_1` for the faults that the doctor was not made with.
+    pub held_out: Rate,
     /// Healthy runs that were called faulty.
     pub false_alarms: Rate,
+    /// How well the probabilities are meant: of the causes said with about this probability, so many were right.
+    pub calibration: Vec<Calibration>,
     /// Median of the tokens that a run cost the server.
     pub median_tokens: u64,
+    /// Median of its requests.
+    pub median_requests: u64,
     /// Median of the seconds that a run took.
     pub median_seconds: f64,
+    /// What should have been said, what was said first, and how often.
+    pub confusion: Vec<Confusion>,
     /// Every run.
     pub outcomes: Vec<Outcome>,
+}
+
+/// Runs of one cause that were answered with one other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Confusion {
+    /// The cause that should be said; `healthy` for a control.
+    pub expected: String,
+    /// What was said first; `healthy`, `undecided`, or `unknown` for a faulty verdict without a cause.
+    pub said: String,
+    /// How often.
+    pub runs: u64,
+}
+
+/// First causes whose probability lies in a range.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Calibration {
+    /// Lower end of the range.
+    pub from: f64,
+    /// Upper end.
+    pub to: f64,
+    /// Mean of the probabilities that were said.
+    pub said: f64,
+    /// How many were right.
+    pub right: Rate,
 }
 
 impl Score {
@@ -31,20 +66,21 @@ impl Score {
     pub fn of(outcomes: Vec<Outcome>) -> Score {
         let (faults, healthy): (Vec<&Outcome>, Vec<&Outcome>) =
             outcomes.iter().partition(|outcome| outcome.expected.is_some());
+        let held_out: Vec<&Outcome> = faults.iter().copied().filter(|outcome| outcome.held_out).collect();
         let count = |outcomes: &[&Outcome], test: fn(&Outcome) -> bool| {
             wilson(outcomes.iter().filter(|outcome| test(outcome)).count() as u64, outcomes.len() as u64)
         };
-        let mut tokens: Vec<u64> = outcomes.iter().map(|outcome| outcome.tokens).collect();
-        tokens.sort_unstable();
-        let mut seconds: Vec<f64> = outcomes.iter().map(|outcome| outcome.seconds).collect();
-        seconds.sort_unstable_by(f64::total_cmp);
-        let middle = outcomes.len() / 2;
         Score {
             top_1: count(&faults, Outcome::is_right),
             top_3: count(&faults, Outcome::is_among_three),
+            found: count(&faults, |outcome| outcome.verdict == Verdict::Faulty),
+            held_out: count(&held_out, Outcome::is_right),
             false_alarms: count(&healthy, Outcome::is_false_alarm),
-            median_tokens: tokens.get(middle).copied().unwrap_or(0),
-            median_seconds: seconds.get(middle).copied().unwrap_or(0.0),
+            calibration: calibration(&faults),
+            median_tokens: median(outcomes.iter().map(|outcome| outcome.tokens).collect()),
+            median_requests: median(outcomes.iter().map(|outcome| outcome.requests).collect()),
+            median_seconds: middle_of(outcomes.iter().map(|outcome| outcome.seconds).collect()),
+            confusion: confusion(&outcomes),
             outcomes,
         }
     }
@@ -54,6 +90,59 @@ impl Score {
     pub fn all_right(&self) -> bool {
         self.outcomes.iter().all(Outcome::is_right)
     }
+}
+
+fn median(mut values: Vec<u64>) -> u64 {
+    values.sort_unstable();
+    values.get(values.len() / 2).copied().unwrap_or(0)
+}
+
+fn middle_of(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+fn confusion(outcomes: &[Outcome]) -> Vec<Confusion> {
+    let mut counts: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+    for outcome in outcomes {
+        *counts.entry((outcome.expected.unwrap_or("healthy"), outcome.word())).or_default() += 1;
+    }
+    counts
+        .into_iter()
+        .map(|((expected, said), runs)| Confusion {
+            expected: expected.to_owned(),
+            said: said.to_owned(),
+            runs,
+        })
+        .collect()
+}
+
+/// In ranges that few runs can fill.
+fn calibration(faults: &[&Outcome]) -> Vec<Calibration> {
+    let said = |outcome: &Outcome| outcome.said.first().map(|(_, probability)| *probability);
+    [(0.0, 0.5), (0.5, 0.8), (0.8, 0.95), (0.95, 1.01)]
+        .into_iter()
+        .filter_map(|(from, to)| {
+            let inside: Vec<&&Outcome> = faults
+                .iter()
+                .filter(|outcome| outcome.verdict == Verdict::Faulty)
+                .filter(|outcome| said(outcome).is_some_and(|p| (from..to).contains(&p)))
+                .collect();
+            let right = inside.iter().filter(|outcome| outcome.is_right()).count() as u64;
+            let mean = inside.iter().filter_map(|outcome| said(outcome)).sum::<f64>() / inside.len() as f64;
+            (!inside.is_empty()).then(|| Calibration {
+                from,
+                to: f64::min(to, 1.0),
+                said: mean,
+                right: wilson(right, inside.len() as u64),
+            })
+        })
+        .collect()
+}
+
+/// `7 of 9 (95 %: 45–94 %)`
+pub(crate) fn rate(rate: &Rate) -> String {
+    format!("{} of {} (95 %: {:.0}–{:.0} %)", rate.passed, rate.trials, 100.0 * rate.low, 100.0 * rate.high)
 }
 
 impl fmt::Display for Score {
@@ -76,24 +165,26 @@ impl fmt::Display for Score {
                 outcome.seconds
             )?;
         }
-        let rate = |rate: &Rate| {
-            format!(
-                "{} of {} (95 %: {:.0}–{:.0} %)",
-                rate.passed,
-                rate.trials,
-                100.0 * rate.low,
-                100.0 * rate.high
-            )
-        };
         writeln!(f)?;
         if self.top_1.trials > 0 {
+            writeln!(f, "called faulty          {}", rate(&self.found))?;
             writeln!(f, "right cause first      {}", rate(&self.top_1))?;
             writeln!(f, "among the first three  {}", rate(&self.top_3))?;
+        }
+        if self.held_out.trials > 0 {
+            writeln!(f, "held out, first        {}", rate(&self.held_out))?;
         }
         if self.false_alarms.trials > 0 {
             writeln!(f, "false alarms           {}", rate(&self.false_alarms))?;
         }
-        writeln!(f, "median                 {} tokens, {:.1} s", self.median_tokens, self.median_seconds)
+        for bin in &self.calibration {
+            writeln!(f, "said with {:>3.0} %         {} right", 100.0 * bin.said, rate(&bin.right))?;
+        }
+        writeln!(
+            f,
+            "median                 {} requests, {} tokens, {:.1} s",
+            self.median_requests, self.median_tokens, self.median_seconds
+        )
     }
 }
 
@@ -110,19 +201,22 @@ fn said(outcome: &Outcome) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn outcome(expected: Option<&'static str>, verdict: Verdict, said: &[&str]) -> Outcome {
+    pub(crate) fn outcome(expected: Option<&'static str>, verdict: Verdict, said: &[&str]) -> Outcome {
         Outcome {
             case: "case",
+            fault: None,
             seed: 1,
             expected,
+            held_out: expected == Some("b"),
             verdict,
-            said: said.iter().map(|cause| ((*cause).to_owned(), 0.5)).collect(),
+            said: said.iter().map(|cause| ((*cause).to_owned(), 0.9)).collect(),
             tokens: 10,
             requests: 1,
             seconds: 1.0,
+            by_check: Vec::new(),
         }
     }
 
@@ -132,14 +226,25 @@ mod tests {
             outcome(Some("a"), Verdict::Faulty, &["a", "b"]),
             outcome(Some("a"), Verdict::Faulty, &["b", "a"]),
             outcome(Some("a"), Verdict::Faulty, &["b", "c", "d", "a"]),
-            outcome(Some("a"), Verdict::Healthy, &["a"]),
+            outcome(Some("b"), Verdict::Healthy, &["a"]),
             outcome(None, Verdict::Healthy, &[]),
             outcome(None, Verdict::Faulty, &["a"]),
             outcome(None, Verdict::Undecided, &[]),
         ]);
         assert_eq!((score.top_1.passed, score.top_1.trials), (1, 4));
         assert_eq!((score.top_3.passed, score.top_3.trials), (2, 4));
+        assert_eq!((score.found.passed, score.found.trials), (3, 4));
+        assert_eq!((score.held_out.passed, score.held_out.trials), (0, 1));
         assert_eq!((score.false_alarms.passed, score.false_alarms.trials), (1, 3));
+        assert_eq!((score.calibration.len(), score.calibration[0].right.passed), (1, 1));
+        let confused = |expected: &str, said: &str| {
+            let found = score.confusion.iter().find(|c| c.expected == expected && c.said == said);
+            found.map_or(0, |confusion| confusion.runs)
+        };
+        assert_eq!(
+            (confused("a", "b"), confused("b", "healthy"), confused("healthy", "undecided")),
+            (2, 1, 1)
+        );
         assert!(!score.all_right());
         assert!(Score::of(vec![outcome(None, Verdict::Healthy, &[])]).all_right());
     }

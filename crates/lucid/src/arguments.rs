@@ -109,6 +109,9 @@ pub struct Serve {
     /// Make a known mistake on purpose (see `lucid drill --list`)
     #[arg(long, value_name = "FAULT", requires = "i_know_this_breaks_the_model")]
     pub plant: Option<String>,
+    /// Draw the fault's place and strength from a seed
+    #[arg(long, value_name = "SEED", requires = "plant")]
+    pub plant_seed: Option<u64>,
     /// Needed for --plant
     #[arg(long)]
     pub i_know_this_breaks_the_model: bool,
@@ -217,6 +220,12 @@ pub struct Drill {
     /// First seed
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// How much each examination may cost
+    #[arg(long, value_enum, default_value_t = DepthArgument::Standard)]
+    pub depth: DepthArgument,
+    /// Write a page with the confusion matrix
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,

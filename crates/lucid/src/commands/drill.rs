@@ -2,28 +2,34 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use lucid_doctor::Depth;
 use lucid_drill::{CATALOGUE, Case, Score};
 
-use crate::arguments::Drill;
+use crate::arguments::{DepthArgument, Drill};
 use crate::progress::ProgressLine;
 use crate::{bundled, style};
 
 /// Runs the chosen cases.
 pub fn run(arguments: &Drill) -> Result<ExitCode> {
     if arguments.list {
-        for case in &CATALOGUE {
+        for case in CATALOGUE {
             let cause = case.cause.unwrap_or("–");
             anstream::println!("{:<38} {cause:<20} {}", style::name(case.name), style::dim(case.about));
         }
         return Ok(ExitCode::SUCCESS);
     }
     let files = bundled::canary();
+    let depth = match arguments.depth {
+        DepthArgument::Quick => Depth::Quick,
+        DepthArgument::Standard => Depth::Standard,
+        DepthArgument::Thorough => Depth::Thorough,
+    };
     let mut line = ProgressLine::new();
     let mut outcomes = Vec::new();
     for case in chosen(&arguments.faults)? {
         for seed in arguments.seed..arguments.seed.saturating_add(arguments.runs) {
-            let (outcome, _) = lucid_drill::run(&files, bundled::NAME, case, seed, &mut |progress| {
+            let (outcome, _) = lucid_drill::run(&files, bundled::NAME, case, seed, depth, &mut |progress| {
                 line.show(&progress);
             })?;
             line.clear();
@@ -31,6 +37,11 @@ pub fn run(arguments: &Drill) -> Result<ExitCode> {
         }
     }
     let score = Score::of(outcomes);
+    if let Some(path) = &arguments.html {
+        std::fs::write(path, lucid_drill::html(&score))
+            .with_context(|| format!("cannot write the page to {}", path.display()))?;
+        anstream::eprintln!("{} {}", style::dim("page:"), path.display());
+    }
     if arguments.json {
         anstream::println!("{}", serde_json::to_string_pretty(&score)?);
     } else {

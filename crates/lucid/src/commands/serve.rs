@@ -20,6 +20,7 @@ pub fn run(arguments: &Serve) -> Result<ExitCode> {
     options.progress = Some(show_loading);
     let mut server_options = ServerOptions::new(&name);
     server_options.plant = plant;
+    server_options.plant_seed = arguments.plant_seed;
     let files = model::files(path)?;
     let root = files.root();
 

@@ -1,0 +1,59 @@
+//! Scores the doctor without the command line: `drill MODEL_FOLDER quick|standard|thorough RUNS FIRST_SEED [CASE…]`; JSON to the standard output.
+#![allow(clippy::print_stdout, clippy::print_stderr)] // it is a program
+
+use std::error::Error;
+use std::path::Path;
+
+use lucid_checkpoint::Files;
+use lucid_doctor::Depth;
+use lucid_drill::{CATALOGUE, Score, find, run};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let usage = "drill MODEL_FOLDER quick|standard|thorough RUNS FIRST_SEED [CASE…]";
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [folder, depth, runs, first, names @ ..] = arguments.as_slice() else { return Err(usage.into()) };
+    let files = Files::open(Path::new(folder))?;
+    let depth = match depth.as_str() {
+        "quick" => Depth::Quick,
+        "standard" => Depth::Standard,
+        "thorough" => Depth::Thorough,
+        _ => return Err(usage.into()),
+    };
+    let (runs, first): (u64, u64) = (runs.parse()?, first.parse()?);
+    let cases = match names {
+        [] => CATALOGUE.iter().collect(),
+        names => names
+            .iter()
+            .map(|name| find(name).ok_or(format!("no case {name}")))
+            .collect::<Result<Vec<_>, _>>()?,
+    };
+    let mut outcomes = Vec::new();
+    for case in cases {
+        for seed in first..first + runs {
+            let (outcome, report) = run(&files, "canary", case, seed, depth, &mut |_| {})?;
+            let mark = if outcome.is_right() { "right" } else { "WRONG" };
+            eprintln!(
+                "{mark} {} seed {seed}: {} {:?} {:.1} s",
+                case.name,
+                outcome.verdict.name(),
+                outcome.said.first(),
+                outcome.seconds
+            );
+            if !outcome.is_right() {
+                for finding in &report.findings {
+                    eprintln!(
+                        "    {:?} {} {:?}",
+                        finding.severity,
+                        finding.id,
+                        finding.suggests.iter().map(|s| (&s.cause, s.weight)).collect::<Vec<_>>()
+                    );
+                }
+            }
+            outcomes.push(outcome);
+        }
+    }
+    let score = Score::of(outcomes);
+    eprintln!("{score}");
+    println!("{}", serde_json::to_string_pretty(&score)?);
+    Ok(())
+}

@@ -1,0 +1,35 @@
+//! The whole doctor on a healthy server of our own: nothing is accused, and no check costs more than it says.
+#![allow(clippy::unwrap_used)] // integration test
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use lucid_checkpoint::Files;
+use lucid_doctor::checks::list;
+use lucid_doctor::{CheckOutcome, Depth, Severity, Verdict};
+use lucid_drill::{find, run};
+
+#[test]
+fn a_healthy_server_is_called_healthy_at_the_cost_that_the_checks_state() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/canary");
+    let files = Files::open(&folder).unwrap();
+    let (outcome, report) =
+        run(&files, "canary", find("healthy").unwrap(), 5, Depth::Standard, &mut |_| {}).unwrap();
+    let accused: Vec<_> =
+        report.findings.iter().filter(|finding| finding.severity > Severity::Info).collect();
+    assert!(accused.is_empty() && outcome.verdict == Verdict::Healthy, "{accused:#?}");
+    let costs: HashMap<&str, u32> = list().iter().map(|info| (info.id, info.cost.requests)).collect();
+    for (check, requests, _) in &outcome.by_check {
+        // The ladder asks until it is sure; everything else has a fixed price.
+        if check != "endpoint.ladder" && check.starts_with("endpoint.") {
+            assert!(*requests <= u64::from(costs[check.as_str()]), "{check}: {requests} requests");
+        }
+    }
+    // Every probe came to a conclusion, but for the schema that this server honestly refuses.
+    for check in report.checks.iter().filter(|check| check.id.starts_with("endpoint.")) {
+        let expected =
+            if check.id == "endpoint.schema" { CheckOutcome::Skipped } else { CheckOutcome::Passed };
+        assert_eq!(check.outcome, expected, "{check:?}");
+    }
+    assert!(outcome.tokens < 60_000, "{} tokens", outcome.tokens);
+}
