@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::{Case, Setup};
 
 /// For one answer: long enough for a loaded machine, short enough for answers that never end.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How one run ended.
 #[derive(Clone, Debug, Serialize)]

@@ -21,8 +21,11 @@ const ANSWER: u32 = 40;
 const FRAME: usize = 34;
 /// Tokens of a sentence, about.
 const SENTENCE: usize = 9;
-/// Divergence of an answer from the reference at which it is wrong, nats a token.
-const WRONG: f64 = 0.05;
+/// Divergence of an answer from the reference at which it may be wrong, nats a token.
+const WRONG: f64 = 5e-3;
+/// How many times farther from the reference wrong answers are than right ones: honest servers of large models reach `WRONG`
+/// by rounding, at all lengths alike.
+const APART: f64 = 10.0;
 /// Two lengths that are so close are the same edge.
 const CLOSE: usize = 12;
 /// Halvings of the interval, at the most.
@@ -198,8 +201,22 @@ fn edge(trials: &[Trial]) -> Option<(usize, usize)> {
     let cut = (1..sorted.len()).min_by_key(|&cut| exceptions(cut))?;
     let (right, wrong) = (sorted.get(cut - 1)?, sorted.get(cut)?);
     let wrongs = sorted.get(cut..)?.iter().filter(|trial| trial.is_wrong()).count();
-    (exceptions(cut) <= 1 && wrongs >= 2 && wrong.is_wrong() && !right.is_wrong())
+    (exceptions(cut) <= 1 && wrongs >= 2 && wrong.is_wrong() && !right.is_wrong() && apart(trials))
         .then_some((right.tokens, wrong.tokens))
+}
+
+/// Whether wrong answers are far from right ones, where they were compared with the reference.
+#[allow(clippy::cast_precision_loss)] // a dozen trials
+fn apart(trials: &[Trial]) -> bool {
+    let mean = |wrong: bool| {
+        let of = trials.iter().filter(|trial| trial.is_wrong() == wrong).filter_map(|trial| trial.kl);
+        let (sum, count) = of.fold((0.0, 0), |(sum, count), kl| (sum + kl, count + 1));
+        (count > 0).then(|| sum / f64::from(count))
+    };
+    match (mean(true), mean(false)) {
+        (Some(wrong), Some(right)) => wrong >= APART * right,
+        _ => true,
+    }
 }
 
 fn findings(check: &str, trials: &[Trial]) -> Vec<Finding> {

@@ -283,19 +283,18 @@ fn places(check: &str, scores: &[PromptScore]) -> Vec<Finding> {
     let edge = (4..12).rev().map(|power| 1_usize << power).find_map(|edge| {
         let below = mean_where(&prefill, |p| p.position <= edge)?;
         let beyond = mean_where(&prefill, |p| p.position > edge)?;
-        (beyond > HIGH * SCALE && beyond >= APART * below.max(LOW * SCALE / APART))
-            .then_some((edge, below, beyond))
+        (beyond > VISIBLE && beyond >= APART * below.max(VISIBLE / APART)).then_some((edge, below, beyond))
     });
     if let Some((edge, below, beyond)) = edge {
         findings.push(
             Finding::new(
                 check,
                 "only-beyond-a-length",
-                Severity::Info,
+                Severity::Error,
                 format!("The difference begins after about {edge} tokens of a prompt"),
             )
             .detail(format!("{} nats a token up to there, {} beyond.", nats(below), nats(beyond)))
-            .suggests("size-threshold", 4.0)
+            .suggests("size-threshold", 5.0)
             .suggests("rope-scaling", 1.0),
         );
     }
@@ -341,4 +340,38 @@ fn conclude(
         format!("{numbers}; decided after {effort}"),
     );
     (Some(finding), format!("{effort}; decided at an error rate of {:.0} %", ALPHA * 100.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Prompts of 300 positions, of which the last 30 were decoded, with a divergence by position and by whether it was decoded.
+    fn found(kl: impl Fn(usize, bool) -> f64) -> Vec<String> {
+        let prompt = || PromptScore {
+            positions: (1..300)
+                .map(|position| {
+                    let decoded = position > 270;
+                    PositionScore { position, kl: kl(position, decoded), delta: 0.0, decoded, top1: true }
+                })
+                .collect(),
+        };
+        let scores = [prompt(), prompt(), prompt()];
+        places("reference.logprobs", &scores)
+            .into_iter()
+            .map(|finding| format!("{} {}", finding.id, finding.suggested_cause().unwrap_or_default()))
+            .collect()
+    }
+
+    #[test]
+    fn the_place_of_a_difference_names_its_cause() {
+        let decoding = found(|_, decoded| if decoded { 0.3 } else { 1e-5 });
+        assert_eq!(decoding, ["reference.logprobs/only-while-decoding kv-cache-scales"]);
+        let long = found(|position, decoded| if position > 130 && !decoded { 0.1 } else { 1e-5 });
+        assert_eq!(long, ["reference.logprobs/only-beyond-a-length size-threshold"]);
+        assert!(found(|_, _| 0.3).is_empty(), "everywhere is no place");
+        assert!(found(|_, _| 1e-5).is_empty(), "rounding is no difference");
+        let grows = found(|position, _| 1e-6 * position as f64);
+        assert!(grows.is_empty(), "bf16 at long distances: {grows:?}");
+    }
 }

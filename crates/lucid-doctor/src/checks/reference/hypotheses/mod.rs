@@ -31,6 +31,9 @@ const SCREENED: usize = 2;
 /// activations, has to be explained. Honest bf16 servers: 1.2e-5 nats a token on the canary.
 const UNEXPLAINED: f64 = 3e-4;
 
+/// Positions that count as a prompt's beginning.
+const BEGINNING: usize = 32;
+
 /// What the reference computes with.
 struct Hypothesis {
     name: String,
@@ -63,7 +66,12 @@ impl Check for Hypotheses {
         };
         let different = divergence.decision == "different";
         // Weights are the same whether a token is read or written: what differs in decoding alone is the cache's doing.
-        let in_prompts = divergence.prefill.is_none_or(|prefill| prefill >= UNEXPLAINED / 3.0);
+        // And as wrong at a prompt's beginning as later on.
+        let beginning = divergence.by_position.iter().filter(|bin| bin.to <= BEGINNING);
+        let (sum, count) = beginning
+            .fold((0.0, 0), |(sum, count), bin| (sum + bin.kl * bin.positions as f64, count + bin.positions));
+        let in_prompts = divergence.prefill.is_none_or(|prefill| prefill >= UNEXPLAINED / 3.0)
+            && (count == 0 || sum / count as f64 >= UNEXPLAINED / 10.0);
         // Short answers first: they exclude as well as long ones.
         let order = &mut examination.evidence.observed;
         order.sort_by_key(|(observed, _)| observed.tokens.len());
@@ -129,11 +137,13 @@ impl Check for Hypotheses {
 
 /// How long the reference may compute for hypotheses: longer when something is wrong, and the question is what.
 fn patience(depth: Depth, different: bool) -> Duration {
+    // Wall-clock time, on purpose generous: all hypotheses on the canary take seconds, and a loaded machine must not change
+    // what is found. The limit is there for checkpoints of hundreds of gigabytes.
     Duration::from_secs(match (depth, different) {
-        (Depth::Quick, false) => 5,
-        (Depth::Standard, false) | (Depth::Quick, true) => 20,
-        (Depth::Standard, true) => 90,
-        (Depth::Thorough, _) => 1_800,
+        (Depth::Quick, _) => 60,
+        (Depth::Standard, false) => 120,
+        (Depth::Standard, true) => 300,
+        (Depth::Thorough, _) => 3_600,
     })
 }
 
