@@ -12,6 +12,7 @@ mod fit;
 use std::time::{Duration, Instant};
 
 use fit::{Fit, ROUNDING, is_hopeless, judge, mean};
+use lucid_client::Dialect;
 use lucid_engine::{Dosage, Mode, Plant, Planted, SemanticsOptions};
 
 use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
@@ -30,6 +31,8 @@ const SCREENED: usize = 2;
 /// A server that is farther than this from the right model, though near enough for the honest loss of an fp8 cache or of W4A4
 /// activations, has to be explained. Honest bf16 servers: 1.2e-5 nats a token on the canary.
 const UNEXPLAINED: f64 = 3e-4;
+/// The same for Lucid's own server, which declares f32 activations: its honest distance is 1.6e-8.
+const UNEXPLAINED_BY_F32: f64 = 2e-5;
 
 /// Positions that count as a prompt's beginning.
 const BEGINNING: usize = 32;
@@ -65,13 +68,16 @@ impl Check for Hypotheses {
             return Err(Skip("there was no comparison with the reference".to_owned()));
         };
         let different = divergence.decision == "different";
+        let lucid =
+            examination.endpoint.as_ref().is_some_and(|endpoint| endpoint.dialect() == Dialect::Lucid);
+        let floor = if lucid { UNEXPLAINED_BY_F32 } else { UNEXPLAINED };
         // Weights are the same whether a token is read or written: what differs in decoding alone is the cache's doing.
         // And as wrong at a prompt's beginning as later on.
         let beginning = divergence.by_position.iter().filter(|bin| bin.to <= BEGINNING);
         let (sum, count) = beginning
             .fold((0.0, 0), |(sum, count), bin| (sum + bin.kl * bin.positions as f64, count + bin.positions));
-        let in_prompts = divergence.prefill.is_none_or(|prefill| prefill >= UNEXPLAINED / 3.0)
-            && (count == 0 || sum / count as f64 >= UNEXPLAINED / 10.0);
+        let in_prompts = divergence.prefill.is_none_or(|prefill| prefill >= floor / 3.0)
+            && (count == 0 || sum / count as f64 >= floor / 10.0);
         // Short answers first: they exclude as well as long ones.
         let order = &mut examination.evidence.observed;
         order.sort_by_key(|(observed, _)| observed.tokens.len());
@@ -105,7 +111,8 @@ impl Check for Hypotheses {
         }
         let fits = judge(&right, &tried.distances, different);
         let overall = over_tokens(examination, &right);
-        let findings = tried.findings(self.id(), &fits, &right, overall, different, in_prompts);
+        let other_weights = mean(&right) >= floor && in_prompts;
+        let findings = tried.findings(self.id(), &fits, overall, different, other_weights);
         let left = if tried.left_out > 0 {
             format!("; {} not tried for lack of time (see --depth)", tried.left_out)
         } else {
@@ -245,10 +252,9 @@ impl Tried {
         &self,
         check: &str,
         fits: &[Fit],
-        right: &[f64],
         overall: f64,
         different: bool,
-        in_prompts: bool,
+        other_weights: bool,
     ) -> Vec<Finding> {
         let mut findings = Vec::new();
         for ((hypothesis, distances), fit) in self.hypotheses.iter().zip(&self.distances).zip(fits) {
@@ -272,7 +278,7 @@ impl Tried {
             .suggests("wrong-checkpoint", if mild { 4.0 } else { 1.5 })
             .suggests("attention-kernel", if mild { 1.5 } else { 2.5 });
             findings.push(finding);
-        } else if mean(right) >= UNEXPLAINED && in_prompts {
+        } else if other_weights {
             findings.push(
                 Finding::new(
                     check,
