@@ -3,9 +3,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Instant, SystemTime};
 
+use lucid_checkpoint::Files;
+
 use crate::causes;
 use crate::checks::{self, Check, Examined, Need, Skip};
-use crate::evidence::{Evidence, Examination, Reference};
+use crate::evidence::{Evidence, Examination, MachineEvidence, Reference};
 use crate::report::{CheckOutcome, CheckResult, Finding, Report, SCHEMA, Severity, SubjectSummary, Verdict};
 use crate::subject::{Subject, Symptom};
 
@@ -41,13 +43,17 @@ pub enum Progress {
 pub fn diagnose(mut subject: Subject, progress: &mut dyn FnMut(Progress)) -> Report {
     let (started, clock) = (SystemTime::now(), Instant::now());
     let mut summary = SubjectSummary { endpoint: subject.endpoint.clone(), ..SubjectSummary::default() };
-    let mut evidence = Evidence::default();
+    let mut evidence = Evidence { obstacles: std::mem::take(&mut subject.obstacles), ..Evidence::default() };
     let checkpoint = subject.checkpoint.take();
     let has_checkpoint = checkpoint.is_some();
-    let reference = checkpoint.and_then(|files| {
-        summary.checkpoint = Some(files.root());
+    summary.checkpoint = checkpoint.as_ref().map(Files::root);
+    // The reference is a witness against a server; without one, nobody asks it.
+    let reference = checkpoint.filter(|_| subject.endpoint.is_some()).and_then(|files| {
         Reference::open(files, subject.threads).map_err(|error| evidence.obstacles.push(error)).ok()
     });
+    if let Some(machine) = &subject.machine {
+        machine.describe(&mut summary);
+    }
     let mut examination =
         Examination { subject: &subject, endpoint: None, reference, evidence, check: "", progress };
     let (mut findings, mut results) = (Vec::new(), Vec::new());
@@ -59,7 +65,8 @@ pub fn diagnose(mut subject: Subject, progress: &mut dyn FnMut(Progress)) -> Rep
     summary.server = examination.endpoint.as_ref().map(|endpoint| endpoint.info().clone());
     let evidence = examination.evidence;
     summary.reference = evidence.divergence.as_ref().map(|divergence| divergence.semantics.clone());
-    assemble(started, clock, summary, evidence, findings, results, subject.symptom)
+    let timeline = subject.machine.and_then(|machine| machine.logs).map(|logs| logs.timeline);
+    assemble(started, clock, summary, evidence, findings, results, subject.symptom, timeline)
 }
 
 fn run(
@@ -76,6 +83,10 @@ fn run(
         reason,
         seconds: clock.elapsed().as_secs_f64(),
     };
+    let has = |section: &dyn Fn(&MachineEvidence) -> bool| {
+        examination.subject.machine.as_ref().is_some_and(section)
+    };
+    let unless = |there: bool, reason: &'static str| (!there).then_some(reason);
     let missing = check.needs().iter().find_map(|need| match need {
         Need::Address if examination.subject.endpoint.is_none() => Some("no endpoint was given"),
         Need::Server if examination.subject.endpoint.is_none() => Some("no endpoint was given"),
@@ -83,6 +94,29 @@ fn run(
         Need::Checkpoint if !has_checkpoint => Some("no checkpoint was given"),
         Need::Checkpoint if examination.reference.is_none() => Some("the checkpoint can't be read"),
         Need::Address | Need::Server | Need::Checkpoint => None,
+        Need::Environment => unless(
+            has(&|machine| machine.environment.is_some()),
+            "no Python environment was given (--env, --pid, --container)",
+        ),
+        Need::Logs => {
+            unless(has(&|machine| machine.logs.is_some()), "no log was given (--log, --unit, --container)")
+        }
+        Need::Command => unless(
+            has(&|machine| machine.serving.is_some()),
+            "no serving command was given (--pid, --unit, --container, --manifest, --command)",
+        ),
+        Need::Patient => unless(
+            has(&|machine| machine.patient.is_some()),
+            "no process, container or unit was given (--pid, --container, --unit)",
+        ),
+        Need::Host => unless(
+            has(&|machine| machine.gpu.is_some() || machine.memory.is_some()),
+            "no machine was given (--host local, --pid, --unit)",
+        ),
+        Need::CheckpointFiles => unless(
+            has(&|machine| machine.checkpoint.is_some()),
+            "no checkpoint's files were given (--checkpoint)",
+        ),
     });
     if let Some(missing) = missing {
         return (
@@ -126,9 +160,10 @@ fn assemble(
     mut findings: Vec<Finding>,
     checks: Vec<CheckResult>,
     symptom: Option<Symptom>,
+    timeline: Option<lucid_logs::Timeline>,
 ) -> Report {
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-    let verdict = verdict(&findings, &checks, &evidence.obstacles);
+    let verdict = verdict(&findings, &checks, &evidence.obstacles, subject.endpoint.is_some());
     let ranking = causes::rank(&findings, symptom);
     Report {
         schema: SCHEMA,
@@ -146,19 +181,20 @@ fn assemble(
         ladder: evidence.ladder,
         divergence: evidence.divergence,
         probes: evidence.probes,
+        timeline,
         exchanges: evidence.exchanges,
     }
 }
 
-/// Faulty if a check found an error in the subject; undecided if something stood in the way, or if no check that looks at
-/// the model's output came to an end; else healthy.
-fn verdict(findings: &[Finding], checks: &[CheckResult], obstacles: &[String]) -> Verdict {
+/// Faulty if a check found an error in the subject; undecided if something stood in the way, or if nothing came to an end that
+/// says something about what was asked: with a server, a check that looks at the model's output; without one, any check.
+fn verdict(findings: &[Finding], checks: &[CheckResult], obstacles: &[String], has_server: bool) -> Verdict {
     let error = findings
         .iter()
         .any(|finding| finding.severity == Severity::Error && finding.check != "endpoint.liveness");
     let decisive = |check: &CheckResult| {
-        matches!(check.id.as_str(), "endpoint.ladder" | "reference.logprobs")
-            && matches!(check.outcome, CheckOutcome::Passed | CheckOutcome::Found)
+        let asks = matches!(check.id.as_str(), "endpoint.ladder" | "reference.logprobs");
+        (asks || !has_server) && matches!(check.outcome, CheckOutcome::Passed | CheckOutcome::Found)
     };
     if error {
         Verdict::Faulty

@@ -24,7 +24,7 @@ pub mod statistics;
 mod subject;
 
 pub use diagnose::{Progress, diagnose};
-pub use evidence::MachineEvidence;
+pub use evidence::{MachineEvidence, Sources, container_root, gather};
 pub use report::{
     Cause, CheckOutcome, CheckResult, Cost, Finding, Proof, Remedy, Report, Severity, SubjectSummary, Verdict,
 };

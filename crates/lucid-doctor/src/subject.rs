@@ -6,6 +6,8 @@ use lucid_checkpoint::Files;
 use lucid_client::ApiKey;
 use serde::{Deserialize, Serialize};
 
+use crate::evidence::MachineEvidence;
+
 /// How much to spend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -72,8 +74,12 @@ pub enum Symptom {
 pub struct Subject {
     /// Address of an OpenAI-compatible server: `http://host:port`, with or without `/v1`.
     pub endpoint: Option<String>,
-    /// The checkpoint that the server should be serving.
+    /// The checkpoint that the server should be serving; the reference of the comparison.
     pub checkpoint: Option<Files>,
+    /// What was gathered on the machine: environment, code, logs, host, the checkpoint's files.
+    pub machine: Option<MachineEvidence>,
+    /// What already stood in the way, one sentence each: a checkpoint that can't be opened, a machine that can't be reached.
+    pub obstacles: Vec<String>,
     /// Which of the server's models to ask; `None` takes the only one.
     pub model: Option<String>,
     /// Sent as a bearer token; never kept.
@@ -95,6 +101,8 @@ impl Default for Subject {
         Subject {
             endpoint: None,
             checkpoint: None,
+            machine: None,
+            obstacles: Vec::new(),
             model: None,
             api_key: None,
             symptom: None,

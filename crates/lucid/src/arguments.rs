@@ -27,7 +27,9 @@ pub enum Verb {
     /// Talk to a model in the terminal
     Chat(Chat),
     /// Find out what is wrong with a deployment
-    Doctor(Doctor),
+    Doctor(Box<Doctor>),
+    /// Gather a machine's evidence into one redacted file that `doctor --evidence` reads anywhere, later
+    Collect(Box<Collect>),
     /// Plant known faults, run the doctor on each, and score it
     Drill(Drill),
     /// Show what is in a checkpoint
@@ -142,6 +144,67 @@ pub struct Chat {
     pub api_key_env: String,
 }
 
+/// What is to be examined on a machine. Nothing of it is imported, run or changed.
+#[derive(Args, Clone, Default)]
+pub struct MachineArguments {
+    /// Python environment of the engine: a venv, a prefix, or a site-packages folder
+    #[arg(long, value_name = "FOLDER", help_heading = "On the machine")]
+    pub env: Option<PathBuf>,
+    /// Running engine: command, environment, ranks, packages and limits are read from /proc
+    #[arg(long, value_name = "PID", help_heading = "On the machine")]
+    pub pid: Option<u32>,
+    /// Running docker or podman container
+    #[arg(long, value_name = "NAME", help_heading = "On the machine")]
+    pub container: Option<String>,
+    /// Kubernetes pod: POD, NAMESPACE/POD or NAMESPACE/POD/CONTAINER
+    #[arg(long, value_name = "POD", help_heading = "On the machine")]
+    pub pod: Option<String>,
+    /// systemd unit: its settings, its state and its journal
+    #[arg(long, value_name = "NAME", help_heading = "On the machine")]
+    pub unit: Option<String>,
+    /// Compose file, Kubernetes manifest or unit file that starts the engine
+    #[arg(long, value_name = "FILE", help_heading = "On the machine")]
+    pub manifest: Option<PathBuf>,
+    /// The serving command, if nothing else says it
+    #[arg(long, value_name = "COMMAND", help_heading = "On the machine")]
+    pub command: Option<String>,
+    /// Log file, `-` for standard input; may be given several times, one for each rank
+    #[arg(long, value_name = "FILE", help_heading = "On the machine")]
+    pub log: Vec<PathBuf>,
+    /// Where the machine's `/` is: an unpacked image, a mounted disk [default: /]
+    #[arg(long, value_name = "FOLDER", help_heading = "On the machine")]
+    pub root: Option<PathBuf>,
+    /// Home folder of the engine's user, for its caches [default: as its environment says]
+    #[arg(long, value_name = "FOLDER", help_heading = "On the machine")]
+    pub home: Option<PathBuf>,
+    /// Wheel as it was published, to show what a modified file looked like; may be given several times
+    #[arg(long, value_name = "FILE", help_heading = "On the machine")]
+    pub wheel: Vec<PathBuf>,
+    /// Digests of the checkpoint's files, as sha256sum writes them
+    #[arg(long, value_name = "FILE", help_heading = "On the machine")]
+    pub digests: Option<PathBuf>,
+    /// Where to keep hashes and statistics, so that the next run reads only what has changed
+    #[arg(long, value_name = "FOLDER", help_heading = "On the machine")]
+    pub cache: Option<PathBuf>,
+    /// The machine: `local` for this one's GPUs, memory and limits, or user@name over your ssh
+    #[arg(long, value_name = "HOST", help_heading = "On the machine")]
+    pub host: Option<String>,
+}
+
+/// `lucid collect`
+#[derive(Args)]
+pub struct Collect {
+    /// What to gather
+    #[command(flatten)]
+    pub machine: MachineArguments,
+    /// Checkpoint folder or .gguf file: headers and statistics are gathered, not the weights
+    #[arg(long, value_name = "FOLDER", help_heading = "On the machine")]
+    pub checkpoint: Option<PathBuf>,
+    /// Where to write the archive; `-` for standard output
+    #[arg(short, long, value_name = "FILE", default_value = "lucid-evidence.zip")]
+    pub output: PathBuf,
+}
+
 /// `lucid doctor`
 #[derive(Args)]
 pub struct Doctor {
@@ -151,6 +214,18 @@ pub struct Doctor {
     /// The checkpoint that the server should be serving; `canary` is the bundled one
     #[arg(long, value_name = "FOLDER")]
     pub checkpoint: Option<PathBuf>,
+    /// What to examine on the machine
+    #[command(flatten)]
+    pub machine: MachineArguments,
+    /// Checkpoint on the machine that --host, --container or --pod names
+    #[arg(long, value_name = "FOLDER", help_heading = "On the machine")]
+    pub checkpoint_there: Option<PathBuf>,
+    /// Archive that `lucid collect` wrote
+    #[arg(long, value_name = "FILE", help_heading = "On the machine")]
+    pub evidence: Option<PathBuf>,
+    /// What you saw; it moves the priors of the causes
+    #[arg(long, value_enum)]
+    pub symptom: Option<SymptomArgument>,
     /// Which of the server's models to ask [default: the only one]
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
@@ -192,6 +267,31 @@ pub enum DepthArgument {
     Standard,
     /// Four attempts a prompt.
     Thorough,
+}
+
+/// `--symptom`
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SymptomArgument {
+    /// Answers make no sense.
+    Incoherent,
+    /// Answers get worse over a long answer, a long prompt or over hours.
+    Drift,
+    /// The same words again and again.
+    Repetition,
+    /// Answers are empty or cut.
+    EmptyAnswers,
+    /// Tool calls fail.
+    Tools,
+    /// The process ends.
+    Crash,
+    /// It doesn't come up.
+    Startup,
+    /// It takes long to come up.
+    SlowStart,
+    /// It is slow.
+    Slow,
+    /// It stops answering.
+    Hang,
 }
 
 /// `--fail-on`

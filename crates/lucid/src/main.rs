@@ -2,8 +2,10 @@
 
 mod arguments;
 mod bundled;
+mod carrier;
 mod commands;
 mod logging;
+mod machine;
 mod model;
 mod progress;
 mod style;
@@ -24,6 +26,7 @@ fn main() -> ExitCode {
         Verb::Serve(arguments) => commands::serve::run(&arguments),
         Verb::Chat(arguments) => commands::chat::run(&arguments),
         Verb::Doctor(arguments) => commands::doctor::run(&arguments),
+        Verb::Collect(arguments) => commands::collect::run(&arguments),
         Verb::Drill(arguments) => commands::drill::run(&arguments),
         Verb::Inspect(arguments) => commands::inspect::run(&arguments),
         Verb::Demo(arguments) => commands::demo::run(&arguments),

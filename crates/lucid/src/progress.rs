@@ -1,8 +1,10 @@
 //! One line on standard error that says what the doctor is doing; nothing where nobody looks.
 
 use std::io::{IsTerminal, Write};
+use std::time::Instant;
 
 use lucid_doctor::Progress;
+use lucid_findings::Step;
 
 /// The line.
 pub struct ProgressLine {
@@ -23,9 +25,30 @@ impl ProgressLine {
             Progress::Step { check, done, of, text } => format!("{check} {done}/{of} {text}"),
             Progress::Finished { .. } => return,
         };
+        self.say(&text);
+    }
+
+    /// Shows how far a long reading is, with the time that is left where it can be told.
+    pub fn step(&mut self, what: &str, step: &Step, since: Instant) {
+        let elapsed = since.elapsed().as_secs_f64();
+        let left = match step.done {
+            done if done > 0 && step.of > done && elapsed > 1.0 => {
+                format!(", {:.0} s left", elapsed * (step.of - done) as f64 / done as f64)
+            }
+            _ => String::new(),
+        };
+        let amount = match step.unit {
+            "bytes" => format!("{:.2}/{:.2} GB", step.done as f64 / 1e9, step.of as f64 / 1e9),
+            unit => format!("{}/{} {unit}", step.done, step.of),
+        };
+        self.say(&format!("{what}: {amount}{left}  {}", step.text));
+    }
+
+    /// Shows a text.
+    pub fn say(&mut self, text: &str) {
         if self.visible {
             // Standard error may be closed; then nobody misses the line.
-            let _ = write!(std::io::stderr(), "\r\x1b[K{}", shorten(&text));
+            let _ = write!(std::io::stderr(), "\r\x1b[K{}", shorten(text));
             self.shown = true;
         }
     }

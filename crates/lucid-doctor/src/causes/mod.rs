@@ -27,7 +27,8 @@ const SYMPTOM: f64 = 1.5;
 /// come from the same evidence, a hundred log lines of one crash for example: only the strongest for it and the strongest against
 /// it count. What lies off the path that the model takes can't be its cause, so an inactive finding speaks for none.
 ///
-/// A cause that no finding speaks for is not listed, unless the symptom asks for it and a finding speaks against it.
+/// A cause that no finding speaks for is not listed, unless the symptom asks for it: then it was weighed, and the reader sees why
+/// it was found unlikely.
 #[must_use]
 pub fn rank(findings: &[Finding], symptom: Option<Symptom>) -> Ranking {
     let table = causes();
@@ -44,8 +45,9 @@ pub fn rank(findings: &[Finding], symptom: Option<Symptom>) -> Ranking {
     let total = scored.iter().map(|scored| scored.score.exp()).sum::<f64>() + table.something_else.exp();
     let listed = scored
         .into_iter()
-        .map(|scored| scored.into_cause(total))
-        .filter(|cause| cause.probability >= LEAST || (symptom.is_some() && !cause.against.is_empty()));
+        .map(|scored| (scored.asked_for, scored.into_cause(total)))
+        .filter(|(asked_for, cause)| *asked_for || cause.probability >= LEAST)
+        .map(|(_, cause)| cause);
     Ranking { causes: listed.collect(), something_else: table.something_else.exp() / total }
 }
 

@@ -1,6 +1,7 @@
 //! The checks: one file each. A check says what it needs, what a pass covers and what it costs.
 
 mod endpoint;
+mod machine;
 mod reference;
 
 pub(crate) use lucid_findings::{Examined, Skip};
@@ -16,6 +17,18 @@ pub enum Need {
     Server,
     /// The checkpoint that it should be serving.
     Checkpoint,
+    /// A Python environment.
+    Environment,
+    /// A log.
+    Logs,
+    /// The serving command.
+    Command,
+    /// A process, a container or a unit.
+    Patient,
+    /// The machine itself.
+    Host,
+    /// The checkpoint's files, whether or not they can be loaded.
+    CheckpointFiles,
 }
 
 /// What a check spends, typically.
@@ -43,7 +56,8 @@ pub(crate) trait Check {
 
 /// All checks, in the order in which they run: cheap ones first, and those that others build on.
 pub(crate) fn registry() -> Vec<Box<dyn Check>> {
-    vec![
+    let mut checks = machine::machine_checks();
+    let asking: Vec<Box<dyn Check>> = vec![
         Box::new(endpoint::Liveness),
         Box::new(endpoint::Ladder),
         Box::new(endpoint::Budget),
@@ -59,7 +73,9 @@ pub(crate) fn registry() -> Vec<Box<dyn Check>> {
         Box::new(endpoint::LengthSweep),
         Box::new(endpoint::Batch),
         Box::new(endpoint::Soak),
-    ]
+    ];
+    checks.extend(asking);
+    checks
 }
 
 /// A check as lists and documentation show it.

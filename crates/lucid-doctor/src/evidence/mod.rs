@@ -6,6 +6,7 @@ mod examination;
 mod machine;
 mod reference;
 mod sample;
+mod sources;
 
 pub(crate) use answers::{Answer, AnswerKind};
 pub use answers::{RungScore, RungState};
@@ -15,6 +16,7 @@ pub(crate) use examination::{Evidence, Examination};
 pub use machine::MachineEvidence;
 pub(crate) use reference::Reference;
 pub(crate) use sample::{Alike, Sample, SampleToken};
+pub use sources::{Sources, container_root, gather};
 
 #[cfg(test)]
 mod tests;

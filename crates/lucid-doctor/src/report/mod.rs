@@ -3,6 +3,7 @@
 pub mod html;
 pub mod json;
 pub mod terminal;
+mod timeline;
 
 use lucid_client::{Exchange, ServerInfo};
 pub use lucid_findings::{Finding, Proof, ProofKind, Remedy, Severity, Suggestion};
@@ -48,6 +49,9 @@ pub struct Report {
     /// What the probes measured, as tables.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub probes: Vec<ProbeTable>,
+    /// The life of the service, if there was a log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeline: Option<lucid_logs::Timeline>,
     /// Every request and answer. API keys never are part of it.
     pub exchanges: Vec<KeptExchange>,
 }
@@ -99,11 +103,11 @@ pub struct SubjectSummary {
     pub checkpoint: Option<String>,
     /// The arithmetic of the reference.
     pub reference: Option<String>,
-    /// A Python environment (not examined yet).
+    /// The Python environment.
     pub env: Option<String>,
-    /// A log (not examined yet).
+    /// The logs.
     pub log: Option<String>,
-    /// A host (not examined yet).
+    /// The machine.
     pub host: Option<String>,
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use lucid_logs::{PhaseKind, Timeline, spoken};
+
 use super::html::nats;
 use super::{Cause, CheckOutcome, Finding, Report, Severity, Verdict, percent};
 use crate::evidence::{Divergence, RungScore, RungState};
@@ -57,6 +59,9 @@ pub fn render(report: &Report, style: &Style) -> String {
     page.ladder(&report.ladder);
     if let Some(divergence) = &report.divergence {
         page.divergence(divergence);
+    }
+    if let Some(timeline) = &report.timeline {
+        page.timeline(timeline);
     }
     page.checks(report);
     page.cost(report);
@@ -117,8 +122,12 @@ impl Page {
             subject.push(format!("{endpoint}{}", server.unwrap_or_default()));
         }
         subject.extend(report.subject.checkpoint.clone());
-        let subject = style.dim(&clean(&subject.join("  against  ")));
-        self.line(&format!("  {subject}"));
+        let machine = [&report.subject.env, &report.subject.log, &report.subject.host];
+        let lines = [subject.join("  against  ")].into_iter().chain(machine.into_iter().flatten().cloned());
+        for line in lines.filter(|line| !line.is_empty()) {
+            let line = style.dim(&clean(&line));
+            self.line(&format!("  {line}"));
+        }
         for obstacle in &report.obstacles {
             self.wrapped("  ! ", obstacle);
         }
@@ -135,11 +144,28 @@ impl Page {
             }
             return;
         }
-        self.heading("Likely causes");
-        for (number, cause) in report.causes.iter().take(4).enumerate() {
+        let benign = report.causes.iter().all(|cause| cause.benign);
+        self.heading(if benign { "What explains it, with nothing wrong" } else { "Likely causes" });
+        let likely = report
+            .causes
+            .iter()
+            .enumerate()
+            .filter(|(number, cause)| *number == 0 || cause.probability >= 0.02);
+        for (number, cause) in likely.take(4) {
             self.cause(number + 1, cause);
         }
         self.line(&format!("  {:>6}  something else", percent(report.something_else)));
+        // What the symptom could be as well, and what clears it.
+        let unlikely: Vec<&Cause> =
+            report.causes.iter().skip(1).filter(|cause| cause.probability < 0.02).collect();
+        let (cleared, open): (Vec<&Cause>, Vec<&Cause>) =
+            unlikely.into_iter().partition(|cause| !cause.against.is_empty());
+        for (what, causes) in [("argued against: ", cleared), ("nothing speaks for: ", open)] {
+            if !causes.is_empty() {
+                let names: Vec<&str> = causes.iter().map(|cause| cause.id.as_str()).collect();
+                self.wrapped(&format!("          {what}"), &names.join(", "));
+            }
+        }
         if let Some(cause) = report.causes.first() {
             self.line("");
             self.wrapped("  What to do: ", &cause.remedy.text);
@@ -181,8 +207,31 @@ impl Page {
             }
             for proof in &finding.evidence {
                 let kind = format!("{:?}", proof.kind).to_lowercase();
-                self.wrapped("           \u{2022} ", &format!("{kind} {}: {}", proof.place, proof.text));
+                if proof.text.contains('\n') {
+                    self.wrapped("           \u{2022} ", &format!("{kind} {}:", proof.place));
+                    self.quoted(&proof.text);
+                } else {
+                    self.wrapped("           \u{2022} ", &format!("{kind} {}: {}", proof.place, proof.text));
+                }
             }
+            if finding.active == Some(false) {
+                self.wrapped("           ", "(not on the path that this model takes)");
+            }
+        }
+    }
+
+    /// A diff or a traceback: as it is, its beginning.
+    fn quoted(&mut self, text: &str) {
+        const MOST: usize = 14;
+        let width = self.style.width.saturating_sub(15);
+        for line in text.lines().take(MOST) {
+            let line: String = clean(&line.replace('\t', "    ")).chars().take(width).collect();
+            let line = self.style.dim(&line);
+            self.line(&format!("               {line}"));
+        }
+        let more = text.lines().count().saturating_sub(MOST);
+        if more > 0 {
+            self.line(&format!("               … {more} more lines with --html or --json"));
         }
     }
 
@@ -273,6 +322,28 @@ impl Page {
         self.wrapped("  reference: ", &divergence.semantics);
     }
 
+    fn timeline(&mut self, timeline: &Timeline) {
+        if timeline.runs.is_empty() {
+            return;
+        }
+        self.heading("Time line");
+        for run in super::timeline::shown(timeline) {
+            let parts: Vec<String> = super::timeline::stretches(timeline, run.number)
+                .iter()
+                .filter(|part| part.kind != PhaseKind::Crash && part.kind != PhaseKind::Shutdown)
+                .map(|part| match part.seconds {
+                    Some(seconds) => format!("{} {}", part.kind, spoken(seconds)),
+                    None => part.kind.to_string(),
+                })
+                .collect();
+            let start = run.first.time.map(|time| format!("{time}  ")).unwrap_or_default();
+            self.wrapped(
+                &format!("  run {:<3} {start}", run.number + 1),
+                &format!("{}: {}", parts.join(" \u{2192} "), super::timeline::ending(run)),
+            );
+        }
+    }
+
     fn checks(&mut self, report: &Report) {
         self.heading("What was checked");
         for check in report.checks.iter().filter(|check| check.outcome != CheckOutcome::Skipped) {
@@ -289,11 +360,16 @@ impl Page {
             report.checks.iter().filter(|check| check.outcome == CheckOutcome::Skipped).collect();
         if !skipped.is_empty() {
             self.heading("What was not checked");
+            let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
             for check in skipped {
-                self.wrapped(
-                    &format!("  \u{2013} {:<25} ", check.id),
-                    check.reason.as_deref().unwrap_or_default(),
-                );
+                let reason = check.reason.as_deref().unwrap_or_default();
+                match reasons.iter_mut().find(|(known, _)| *known == reason) {
+                    Some((_, checks)) => checks.push(&check.id),
+                    None => reasons.push((reason, vec![&check.id])),
+                }
+            }
+            for (reason, checks) in reasons {
+                self.wrapped("  \u{2013} ", &format!("{}: {reason}", checks.join(", ")));
             }
         }
     }
@@ -311,6 +387,14 @@ impl Page {
 
 /// What "healthy" rests on.
 pub(super) fn healthy_reason(report: &Report) -> &'static str {
+    if report.subject.endpoint.is_none() {
+        let warned = report.findings.iter().any(|finding| finding.severity == Severity::Warning);
+        return if warned {
+            "nothing that was examined is wrong; see the warnings"
+        } else {
+            "nothing that was examined is wrong"
+        };
+    }
     let agrees = report.findings.iter().any(|finding| finding.id == "reference.logprobs/agrees");
     let warned = report.findings.iter().any(|finding| finding.severity == Severity::Warning);
     match (agrees, warned) {

@@ -21,7 +21,7 @@ const INSTALL_SECONDS: i64 = 600;
 pub fn caches(evidence: &EnvironmentEvidence, _deployment: &Deployment) -> Result<Examined, Skip> {
     let Some(caches) = &evidence.kernel_caches else {
         return Err(Skip(
-            "neither the serving user's home nor its environment variables are known; give --home, --pid or --user"
+            "neither the serving user's home nor its environment variables are known; give --home or --pid"
                 .to_owned(),
         ));
     };

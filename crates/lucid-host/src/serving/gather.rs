@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use lucid_findings::{EngineKind, Step};
+use lucid_findings::{EngineKind, LoadFormat, Step};
 
 use super::{ArgumentList, Flags, ModelConfig, ServingEvidence};
 use crate::{Patient, Root};
@@ -94,6 +94,15 @@ impl ServingEvidence {
             Err(error) => self.notes.push(format!("{}: {error}", folder.join("config.json").display())),
         }
         let names = root.list(&folder, MOST_FILES).unwrap_or_default();
+        // Where a folder has both, vLLM and SGLang take safetensors before pickled files.
+        let has = |ending: &str| names.iter().any(|name| name.to_string_lossy().ends_with(ending));
+        let forms = [
+            (".safetensors", LoadFormat::Safetensors),
+            (".gguf", LoadFormat::Gguf),
+            (".bin", LoadFormat::Pickle),
+            (".pt", LoadFormat::Pickle),
+        ];
+        self.weight_files = forms.into_iter().find(|(ending, _)| has(ending)).map(|(_, form)| form);
         let weights = names.iter().filter(|name| {
             let name = name.to_string_lossy();
             [".safetensors", ".gguf", ".bin", ".pt"].iter().any(|ending| name.ends_with(ending))

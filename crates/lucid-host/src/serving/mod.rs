@@ -6,7 +6,7 @@ mod family;
 mod flags;
 mod gather;
 
-use lucid_findings::Deployment;
+use lucid_findings::{Deployment, LoadFormat};
 use serde::{Deserialize, Serialize};
 
 pub use argument_list::ArgumentList;
@@ -28,6 +28,8 @@ pub struct ServingEvidence {
     pub config: Option<ModelConfig>,
     /// Bytes of all weight files, if they are local.
     pub checkpoint_bytes: Option<u64>,
+    /// The form of the weight files: what an engine takes that isn't told otherwise.
+    pub weight_files: Option<LoadFormat>,
     /// The engine's own list of arguments and variables, read from its sources.
     pub arguments: Option<ArgumentList>,
     /// Whether the patient was seen running: then its engine has accepted its flags.
@@ -47,6 +49,7 @@ impl ServingEvidence {
             let stored = config.quantization.as_ref().and_then(|quantization| quantization.name());
             deployment.quantization = deployment.quantization.take().or(stored);
         }
+        deployment.load_format = deployment.load_format.or(self.weight_files);
         if let Some(arguments) = &self.arguments {
             deployment.engine_version =
                 deployment.engine_version.take().or_else(|| arguments.version.clone());

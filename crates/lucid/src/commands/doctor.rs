@@ -2,15 +2,17 @@
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use lucid_client::ApiKey;
-use lucid_doctor::{Depth, Report, Severity, Subject, checks, diagnose, report};
+use lucid_doctor::{
+    Depth, MachineEvidence, Report, Severity, Subject, Symptom, archive, checks, diagnose, report,
+};
 
-use crate::arguments::{DepthArgument, Doctor, SeverityArgument};
+use crate::arguments::{DepthArgument, Doctor, SeverityArgument, SymptomArgument};
 use crate::progress::ProgressLine;
-use crate::{model, style};
+use crate::{machine, model, style};
 
 /// Diagnoses and reports.
 pub fn run(arguments: &Doctor) -> Result<ExitCode> {
@@ -20,12 +22,33 @@ pub fn run(arguments: &Doctor) -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    if arguments.endpoint.is_none() && arguments.checkpoint.is_none() {
-        bail!("there is nothing to examine: give --endpoint URL, and --checkpoint FOLDER if you have it");
+    let mut line = ProgressLine::new();
+    let clock = Instant::now();
+    let machine = examine_machine(arguments, &mut line)?;
+    if arguments.endpoint.is_none() && machine.is_none() && arguments.checkpoint.is_none() {
+        bail!(
+            "there is nothing to examine: give what you have, for example --endpoint URL, --checkpoint FOLDER, --env VENV, --log FILE, --pid PID; `lucid doctor --help` lists it all"
+        );
     }
+    let mut obstacles = Vec::new();
+    // A checkpoint that can't be opened still has files that can be examined.
+    let checkpoint = match arguments.checkpoint.as_deref().map(|path| model::files(Some(path))) {
+        Some(Ok(files)) => Some(files),
+        Some(Err(error)) if machine.as_ref().is_some_and(|machine| machine.checkpoint.is_some()) => {
+            if arguments.endpoint.is_some() {
+                obstacles.push(format!("nothing to compare the server with: {error:#}"));
+            }
+            None
+        }
+        Some(Err(error)) => return Err(error),
+        None => None,
+    };
     let subject = Subject {
         endpoint: arguments.endpoint.clone(),
-        checkpoint: arguments.checkpoint.as_deref().map(|path| model::files(Some(path))).transpose()?,
+        checkpoint,
+        machine,
+        obstacles,
+        symptom: arguments.symptom.map(symptom),
         model: arguments.model.clone(),
         api_key: ApiKey::from_env(&arguments.api_key_env),
         depth: match arguments.depth {
@@ -37,8 +60,9 @@ pub fn run(arguments: &Doctor) -> Result<ExitCode> {
         timeout: Duration::from_secs(arguments.timeout),
         threads: arguments.threads,
     };
-    let mut line = ProgressLine::new();
-    let report = diagnose(subject, &mut |progress| line.show(&progress));
+    let mut report = diagnose(subject, &mut |progress| line.show(&progress));
+    // Gathering is part of the examination.
+    report.seconds = clock.elapsed().as_secs_f64();
     line.clear();
     if arguments.json {
         anstream::println!("{}", report::json::render(&report));
@@ -55,6 +79,40 @@ pub fn run(arguments: &Doctor) -> Result<ExitCode> {
         SeverityArgument::Error => Severity::Error,
     };
     Ok(ExitCode::from(report.exit_code(fail_on)))
+}
+
+/// The machine's evidence: read here, fetched from there, or from an archive; `None` if nothing was pointed at.
+fn examine_machine(arguments: &Doctor, line: &mut ProgressLine) -> Result<Option<MachineEvidence>> {
+    if let Some(path) = &arguments.evidence {
+        return Ok(Some(archive::read(path)?));
+    }
+    let carrier = machine::carrier(&arguments.machine)?;
+    if let Some(carrier) = carrier {
+        let there = arguments.checkpoint_there.as_deref();
+        return machine::fetch(&carrier, &arguments.machine, there, line).map(Some);
+    }
+    if arguments.checkpoint_there.is_some() {
+        bail!("--checkpoint-there goes with --host, --container or --pod; here it is --checkpoint");
+    }
+    // The bundled canary has no files to examine.
+    let checkpoint = arguments.checkpoint.as_deref().filter(|path| path.exists());
+    let weights = arguments.depth != DepthArgument::Quick;
+    machine::gather(&arguments.machine, checkpoint, weights, line)
+}
+
+fn symptom(argument: SymptomArgument) -> Symptom {
+    match argument {
+        SymptomArgument::Incoherent => Symptom::Incoherent,
+        SymptomArgument::Drift => Symptom::Drift,
+        SymptomArgument::Repetition => Symptom::Repetition,
+        SymptomArgument::EmptyAnswers => Symptom::EmptyAnswers,
+        SymptomArgument::Tools => Symptom::Tools,
+        SymptomArgument::Crash => Symptom::Crash,
+        SymptomArgument::Startup => Symptom::Startup,
+        SymptomArgument::SlowStart => Symptom::SlowStart,
+        SymptomArgument::Slow => Symptom::Slow,
+        SymptomArgument::Hang => Symptom::Hang,
+    }
 }
 
 /// Prints the report for people.

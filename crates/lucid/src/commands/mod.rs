@@ -1,6 +1,7 @@
 //! One file a verb.
 
 pub mod chat;
+pub mod collect;
 pub mod demo;
 pub mod doctor;
 pub mod drill;

@@ -1,0 +1,287 @@
+//! Gathers a machine's evidence from whatever was pointed at.
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use lucid_environment::{GatherOptions, IntegrityOptions};
+use lucid_findings::{Deployment, Step};
+use lucid_host::{GpuEvidence, MemoryEvidence, Patient, PatientError, ServingEvidence};
+use lucid_logs::Source as LogSource;
+
+use super::MachineEvidence;
+
+/// Where to look. Every field may be left out; what isn't pointed at is not examined.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// The machine's `/`: an unpacked image, a mounted disk.
+    pub root: Option<PathBuf>,
+    /// A Python environment: a venv, a prefix, a site-packages folder.
+    pub env: Option<PathBuf>,
+    /// A running engine.
+    pub pid: Option<u32>,
+    /// A container of docker or podman.
+    pub container: Option<String>,
+    /// A pod: namespace, pod, container.
+    pub pod: Option<(Option<String>, String, Option<String>)>,
+    /// A systemd unit.
+    pub unit: Option<String>,
+    /// A compose file or a Kubernetes manifest.
+    pub manifest: Option<PathBuf>,
+    /// A serving command.
+    pub command: Option<String>,
+    /// Where it was typed: its relative paths begin there.
+    pub working_directory: Option<PathBuf>,
+    /// Logs.
+    pub logs: Vec<LogSource>,
+    /// Home of the engine's user.
+    pub home: Option<PathBuf>,
+    /// Wheels as published.
+    pub wheels: Vec<PathBuf>,
+    /// The checkpoint, as the machine's own paths go.
+    pub checkpoint: Option<PathBuf>,
+    /// Digests of its files.
+    pub digests: Option<PathBuf>,
+    /// Whether every weight is read, or the headers only.
+    pub weights: bool,
+    /// Where to keep what was read between runs.
+    pub cache: Option<PathBuf>,
+    /// GPUs, memory and limits of this machine.
+    pub host: bool,
+}
+
+impl Sources {
+    /// Whether anything was pointed at.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let patient = self.pid.is_some()
+            || self.container.is_some()
+            || self.pod.is_some()
+            || self.unit.is_some()
+            || self.manifest.is_some()
+            || self.command.is_some();
+        !(patient || self.env.is_some() || !self.logs.is_empty() || self.checkpoint.is_some() || self.host)
+    }
+}
+
+/// Gathers. Nothing of the patient's is imported, run or changed; what can't be read becomes a note.
+pub fn gather(sources: &Sources, progress: &mut dyn FnMut(&'static str, Step)) -> MachineEvidence {
+    let mut evidence = MachineEvidence {
+        gathered: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+        ..MachineEvidence::default()
+    };
+    evidence.patient = patient(sources, &mut |step| progress("the patient", step), &mut evidence.notes);
+    if let Some(patient) = &mut evidence.patient {
+        evidence.notes.append(&mut patient.notes);
+        evidence.deployment = patient.deployment.clone();
+    }
+    let root = sources
+        .root
+        .clone()
+        .or_else(|| evidence.patient.as_ref()?.root.clone())
+        .unwrap_or_else(|| PathBuf::from("/"));
+    logs(sources, &mut evidence, progress);
+    serving(sources, &root, &mut evidence, progress);
+    environment(sources, &root, &mut evidence, progress);
+    host(sources, &mut evidence, progress);
+    checkpoint(sources, &root, &mut evidence, progress);
+    evidence
+}
+
+/// The first of what was pointed at: what runs says more than what is written down.
+fn patient(sources: &Sources, progress: &mut dyn FnMut(Step), notes: &mut Vec<String>) -> Option<Patient> {
+    let found = if let Some(pid) = sources.pid {
+        lucid_host::from_process(Path::new("/proc"), pid, progress)
+    } else if let Some(name) = &sources.container {
+        lucid_host::inspect_container(name)
+    } else if let Some((namespace, pod, container)) = &sources.pod {
+        lucid_host::inspect_pod(pod, namespace.as_deref(), container.as_deref())
+    } else if let Some(unit) = &sources.unit {
+        lucid_host::inspect_unit(unit)
+    } else if let Some(manifest) = &sources.manifest {
+        from_manifest(manifest)
+    } else if let Some(command) = &sources.command {
+        lucid_host::from_command(command)
+    } else {
+        return None;
+    };
+    found.map_err(|error| notes.push(error.to_string())).ok()
+}
+
+/// A compose file has `services`; anything else is read as Kubernetes does.
+fn from_manifest(path: &Path) -> Result<Patient, PatientError> {
+    /// No manifest is longer.
+    const LONGEST: u64 = 8 << 20;
+    let unreadable = |source| PatientError::Unreadable { path: path.to_owned(), source };
+    let bytes = std::fs::metadata(path).map_err(unreadable)?.len();
+    if bytes > LONGEST {
+        return Err(PatientError::TooLong {
+            what: "manifest",
+            bytes: bytes as usize,
+            limit: LONGEST as usize,
+        });
+    }
+    let text = std::fs::read_to_string(path).map_err(unreadable)?;
+    match lucid_host::from_compose(&text, None) {
+        Err(PatientError::Malformed { .. }) => lucid_host::from_kubernetes(&text, None),
+        found => found,
+    }
+}
+
+/// A log that was named is a file of this machine, also where the patient lives in a root of its own.
+fn logs(sources: &Sources, evidence: &mut MachineEvidence, progress: &mut dyn FnMut(&'static str, Step)) {
+    if sources.logs.is_empty() {
+        return;
+    }
+    let logs =
+        lucid_logs::gather(Path::new("/"), &sources.logs, &lucid_logs::Options::default(), &mut |step| {
+            progress("logs", step)
+        });
+    join(&mut evidence.deployment, &lucid_logs::deployment_from(&logs));
+    evidence.logs = Some(logs);
+}
+
+fn serving(
+    sources: &Sources,
+    root: &Path,
+    evidence: &mut MachineEvidence,
+    progress: &mut dyn FnMut(&'static str, Step),
+) {
+    // Without a patient, the log may still say the command, and the checkpoint its config.
+    let mut patient = evidence.patient.clone().or_else(|| lucid_host::from_command("").ok());
+    let Some(mut patient) = patient.take() else { return };
+    join(&mut patient.deployment, &evidence.deployment);
+    if let Some(checkpoint) = &sources.checkpoint {
+        patient.deployment.model = Some(checkpoint.display().to_string());
+    }
+    if patient.working_directory.is_none() {
+        let typed = sources.working_directory.as_ref().filter(|_| sources.command.is_some());
+        patient.working_directory = typed.map(|folder| folder.display().to_string());
+    }
+    if patient.root.is_none() {
+        let venvs: Vec<&str> = sources.env.iter().filter_map(|path| path.to_str()).collect();
+        patient = patient.seen_at(root, &venvs);
+    }
+    let serving = ServingEvidence::gather(&patient, &mut |step| progress("the serving command", step));
+    serving.inform(&mut evidence.deployment);
+    if evidence.patient.is_some() || !evidence.deployment.command.is_empty() {
+        evidence.serving = Some(serving);
+    }
+}
+
+fn environment(
+    sources: &Sources,
+    root: &Path,
+    evidence: &mut MachineEvidence,
+    progress: &mut dyn FnMut(&'static str, Step),
+) {
+    let patient = evidence.patient.as_ref();
+    let named = sources.env.clone();
+    let found = patient.and_then(|patient| {
+        patient.python.clone().or_else(|| patient.site_packages.first().cloned()).map(PathBuf::from)
+    });
+    let Some(path) = named.or(found) else { return };
+    let integrity = IntegrityOptions {
+        hash_cache: sources.cache.as_ref().map(|folder| folder.join("hashes.json")),
+        wheels: sources.wheels.clone(),
+        ..IntegrityOptions::default()
+    };
+    let mountinfo = match sources.pid {
+        Some(pid) => std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).ok(),
+        None if root == Path::new("/") => std::fs::read_to_string("/proc/self/mountinfo").ok(),
+        None => None,
+    };
+    let options = GatherOptions {
+        root: root.to_owned(),
+        environment: evidence.deployment.environment.clone(),
+        working_directory: patient.and_then(|patient| patient.working_directory.clone()).map(PathBuf::from),
+        home: sources.home.clone().or_else(|| evidence.deployment.environment.get("HOME").map(PathBuf::from)),
+        mountinfo,
+        integrity: Some(integrity),
+        ..GatherOptions::new(path)
+    };
+    let found = match lucid_environment::gather(&options, &mut |step| progress("the environment", step)) {
+        Ok(found) => found,
+        Err(error) => return evidence.notes.push(error.to_string()),
+    };
+    let folders: Vec<PathBuf> =
+        found.python.site_directories.iter().map(|site| PathBuf::from(&site.path)).collect();
+    match lucid_code_audit::gather(root, &folders, &mut |step| progress("its code", step)) {
+        Ok(code) => evidence.code = Some(code),
+        Err(error) => evidence.notes.push(error.to_string()),
+    }
+    evidence.environment = Some(found);
+}
+
+fn host(sources: &Sources, evidence: &mut MachineEvidence, progress: &mut dyn FnMut(&'static str, Step)) {
+    // A process or a unit runs here: its machine is this one.
+    if !sources.host && sources.pid.is_none() && sources.unit.is_none() {
+        return;
+    }
+    let mut gpu = GpuEvidence::gather(None, &mut |step| progress("GPUs", step));
+    let installed = evidence.environment.iter().flat_map(|environment| &environment.distributions);
+    let mapped = evidence.patient.iter().flat_map(|patient| &patient.libraries);
+    gpu.add_runtimes(
+        installed.map(|package| (package.name.as_str(), package.version.as_str())),
+        mapped.map(String::as_str),
+    );
+    if evidence.deployment.gpus.is_empty() {
+        evidence.deployment.gpus = gpu.models();
+    }
+    evidence.gpu = Some(gpu);
+    let mut memory = MemoryEvidence::gather(Path::new("/"), evidence.patient.as_ref(), &mut |step| {
+        progress("memory", step)
+    });
+    memory.checkpoint_bytes = evidence.serving.as_ref().and_then(|serving| serving.checkpoint_bytes);
+    evidence.memory = Some(memory);
+}
+
+fn checkpoint(
+    sources: &Sources,
+    root: &Path,
+    evidence: &mut MachineEvidence,
+    progress: &mut dyn FnMut(&'static str, Step),
+) {
+    let Some(path) = &sources.checkpoint else { return };
+    let options = lucid_checkpoint_audit::Options {
+        statistics: sources.weights,
+        digests: sources.weights || sources.digests.is_some(),
+        all_digests: false,
+        manifest: sources.digests.clone(),
+        state: sources.cache.as_ref().map(|folder| folder.join("checkpoint.json")),
+    };
+    match lucid_checkpoint_audit::gather(root, path, &options, &mut |step| progress("the checkpoint", step)) {
+        Ok(found) => evidence.checkpoint = Some(found),
+        Err(error) => evidence.notes.push(error.to_string()),
+    }
+}
+
+/// Fills what is not known yet.
+pub(super) fn join(known: &mut Deployment, more: &Deployment) {
+    let more = more.clone();
+    known.engine = known.engine.or(more.engine);
+    known.engine_version = known.engine_version.take().or(more.engine_version);
+    if known.command.is_empty() {
+        known.command = more.command;
+    }
+    for (name, value) in more.environment {
+        known.environment.entry(name).or_insert(value);
+    }
+    known.model = known.model.take().or(more.model);
+    if known.architectures.is_empty() {
+        known.architectures = more.architectures;
+    }
+    known.model_type = known.model_type.take().or(more.model_type);
+    known.quantization = known.quantization.take().or(more.quantization);
+    known.load_format = known.load_format.or(more.load_format);
+    known.tensor_parallel = known.tensor_parallel.or(more.tensor_parallel);
+    known.pipeline_parallel = known.pipeline_parallel.or(more.pipeline_parallel);
+    if known.gpus.is_empty() {
+        known.gpus = more.gpus;
+    }
+}
+
+/// Where a container's `/` is seen from this machine, if docker or podman says so.
+#[must_use]
+pub fn container_root(name: &str) -> Option<PathBuf> {
+    lucid_host::inspect_container(name).ok()?.root
+}
