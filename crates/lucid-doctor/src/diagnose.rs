@@ -103,7 +103,7 @@ fn run(
         }
         Need::Command => unless(
             has(&|machine| machine.serving.is_some()),
-            "no serving command was given (--pid, --unit, --container, --manifest, --command)",
+            "no serving command was given (--pid, --unit, --container, --service-file, --command)",
         ),
         Need::Patient => unless(
             has(&|machine| machine.patient.is_some()),

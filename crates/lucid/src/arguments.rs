@@ -164,7 +164,7 @@ pub struct MachineArguments {
     pub unit: Option<String>,
     /// Compose file, Kubernetes manifest or unit file that starts the engine
     #[arg(long, value_name = "FILE", help_heading = "On the machine")]
-    pub manifest: Option<PathBuf>,
+    pub service_file: Option<PathBuf>,
     /// The serving command, if nothing else says it
     #[arg(long, value_name = "COMMAND", help_heading = "On the machine")]
     pub command: Option<String>,
@@ -180,9 +180,9 @@ pub struct MachineArguments {
     /// Wheel as it was published, to show what a modified file looked like; may be given several times
     #[arg(long, value_name = "FILE", help_heading = "On the machine")]
     pub wheel: Vec<PathBuf>,
-    /// Digests of the checkpoint's files, as sha256sum writes them
+    /// Digests of the checkpoint's files, as sha256sum writes them or as the hub's API lists them
     #[arg(long, value_name = "FILE", help_heading = "On the machine")]
-    pub digests: Option<PathBuf>,
+    pub manifest: Option<PathBuf>,
     /// Where to keep hashes and statistics, so that the next run reads only what has changed
     #[arg(long, value_name = "FOLDER", help_heading = "On the machine")]
     pub cache: Option<PathBuf>,

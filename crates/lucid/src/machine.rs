@@ -56,7 +56,7 @@ fn words(arguments: &MachineArguments, checkpoint: Option<&Path>) -> Vec<String>
     add("--env", path(&arguments.env));
     add("--pid", arguments.pid.map(|pid| pid.to_string()));
     add("--unit", arguments.unit.clone());
-    add("--manifest", path(&arguments.manifest));
+    add("--service-file", path(&arguments.service_file));
     add("--command", arguments.command.clone());
     for log in &arguments.log {
         add("--log", Some(log.display().to_string()));
@@ -66,7 +66,7 @@ fn words(arguments: &MachineArguments, checkpoint: Option<&Path>) -> Vec<String>
     for wheel in &arguments.wheel {
         add("--wheel", Some(wheel.display().to_string()));
     }
-    add("--digests", path(&arguments.digests));
+    add("--manifest", path(&arguments.manifest));
     add("--cache", path(&arguments.cache));
     add("--checkpoint", checkpoint.map(|path| path.display().to_string()));
     if arguments.host.is_some() {
@@ -162,13 +162,13 @@ fn sources(arguments: &MachineArguments, checkpoint: Option<&Path>, weights: boo
         pid: arguments.pid,
         container: arguments.container.clone(),
         unit: arguments.unit.clone(),
-        manifest: arguments.manifest.clone(),
+        service_file: arguments.service_file.clone(),
         command: arguments.command.clone(),
         logs,
         home: arguments.home.clone(),
         wheels: arguments.wheel.clone(),
         checkpoint: checkpoint.map(here),
-        digests: arguments.digests.clone(),
+        manifest: arguments.manifest.clone(),
         weights,
         cache: arguments.cache.clone(),
         host: arguments.host.is_some(),

@@ -210,8 +210,9 @@ fn finding(block: &Block<'_>, severity: Severity, evidence: &CodeEvidence) -> Fi
     for leftover in evidence.leftovers.iter().filter(|leftover| globs.contains(&leftover.glob.as_str())) {
         let files = &leftover.files;
         let text = format!(
-            "{} files match {}, {} in all, {}: {}",
+            "{} {} {}, {} in all, {}: {}",
             files.count,
+            if files.count == 1 { "file matches" } else { "files match" },
             leftover.glob,
             size(files.bytes),
             age(files),

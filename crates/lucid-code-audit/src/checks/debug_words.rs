@@ -79,9 +79,9 @@ pub(super) fn summary(block: &Block<'_>, evidence: &CodeEvidence) -> String {
             Some(leftover) => {
                 let files = &leftover.files;
                 text.push_str(&format!(
-                    "It has run here: {} file{} match {glob} ({}, {}), such as {}. ",
+                    "It has run here: {} {} {glob} ({}, {}), such as {}. ",
                     files.count,
-                    if files.count == 1 { "" } else { "s" },
+                    if files.count == 1 { "file matches" } else { "files match" },
                     size(files.bytes),
                     age(files),
                     files.examples.first().map_or("", String::as_str)

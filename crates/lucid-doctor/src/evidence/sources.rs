@@ -26,7 +26,7 @@ pub struct Sources {
     /// A systemd unit.
     pub unit: Option<String>,
     /// A compose file or a Kubernetes manifest.
-    pub manifest: Option<PathBuf>,
+    pub service_file: Option<PathBuf>,
     /// A serving command.
     pub command: Option<String>,
     /// Where it was typed: its relative paths begin there.
@@ -40,7 +40,7 @@ pub struct Sources {
     /// The checkpoint, as the machine's own paths go.
     pub checkpoint: Option<PathBuf>,
     /// Digests of its files.
-    pub digests: Option<PathBuf>,
+    pub manifest: Option<PathBuf>,
     /// Whether every weight is read, or the headers only.
     pub weights: bool,
     /// Where to keep what was read between runs.
@@ -57,7 +57,7 @@ impl Sources {
             || self.container.is_some()
             || self.pod.is_some()
             || self.unit.is_some()
-            || self.manifest.is_some()
+            || self.service_file.is_some()
             || self.command.is_some();
         !(patient || self.env.is_some() || !self.logs.is_empty() || self.checkpoint.is_some() || self.host)
     }
@@ -97,8 +97,8 @@ fn patient(sources: &Sources, progress: &mut dyn FnMut(Step), notes: &mut Vec<St
         lucid_host::inspect_pod(pod, namespace.as_deref(), container.as_deref())
     } else if let Some(unit) = &sources.unit {
         lucid_host::inspect_unit(unit)
-    } else if let Some(manifest) = &sources.manifest {
-        from_manifest(manifest)
+    } else if let Some(file) = &sources.service_file {
+        from_service_file(file)
     } else if let Some(command) = &sources.command {
         lucid_host::from_command(command)
     } else {
@@ -108,7 +108,7 @@ fn patient(sources: &Sources, progress: &mut dyn FnMut(Step), notes: &mut Vec<St
 }
 
 /// A compose file has `services`; anything else is read as Kubernetes does.
-fn from_manifest(path: &Path) -> Result<Patient, PatientError> {
+fn from_service_file(path: &Path) -> Result<Patient, PatientError> {
     /// No manifest is longer.
     const LONGEST: u64 = 8 << 20;
     let unreadable = |source| PatientError::Unreadable { path: path.to_owned(), source };
@@ -244,9 +244,9 @@ fn checkpoint(
     let Some(path) = &sources.checkpoint else { return };
     let options = lucid_checkpoint_audit::Options {
         statistics: sources.weights,
-        digests: sources.weights || sources.digests.is_some(),
+        digests: sources.weights || sources.manifest.is_some(),
         all_digests: false,
-        manifest: sources.digests.clone(),
+        manifest: sources.manifest.clone(),
         state: sources.cache.as_ref().map(|folder| folder.join("checkpoint.json")),
     };
     match lucid_checkpoint_audit::gather(root, path, &options, &mut |step| progress("the checkpoint", step)) {

