@@ -53,6 +53,7 @@ pub fn diagnose(mut subject: Subject, progress: &mut dyn FnMut(Progress)) -> Rep
     });
     if let Some(machine) = &subject.machine {
         machine.describe(&mut summary);
+        evidence.obstacles.extend(machine.failures.iter().cloned());
     }
     let mut examination =
         Examination { subject: &subject, endpoint: None, reference, evidence, check: "", progress };
@@ -63,10 +64,10 @@ pub fn diagnose(mut subject: Subject, progress: &mut dyn FnMut(Progress)) -> Rep
         results.push(result);
     }
     summary.server = examination.endpoint.as_ref().map(|endpoint| endpoint.info().clone());
-    let evidence = examination.evidence;
+    let mut evidence = examination.evidence;
     summary.reference = evidence.divergence.as_ref().map(|divergence| divergence.semantics.clone());
-    let timeline = subject.machine.and_then(|machine| machine.logs).map(|logs| logs.timeline);
-    assemble(started, clock, summary, evidence, findings, results, subject.symptom, timeline)
+    evidence.timeline = subject.machine.and_then(|machine| machine.logs).map(|logs| logs.timeline);
+    assemble(started, clock, summary, evidence, findings, results, subject.symptom)
 }
 
 fn run(
@@ -160,7 +161,6 @@ fn assemble(
     mut findings: Vec<Finding>,
     checks: Vec<CheckResult>,
     symptom: Option<Symptom>,
-    timeline: Option<lucid_logs::Timeline>,
 ) -> Report {
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let verdict = verdict(&findings, &checks, &evidence.obstacles, subject.endpoint.is_some());
@@ -181,7 +181,7 @@ fn assemble(
         ladder: evidence.ladder,
         divergence: evidence.divergence,
         probes: evidence.probes,
-        timeline,
+        timeline: evidence.timeline,
         exchanges: evidence.exchanges,
     }
 }

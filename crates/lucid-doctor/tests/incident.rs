@@ -13,7 +13,7 @@ use machine::Machine;
 
 fn report(sources: &Sources, symptom: Option<Symptom>) -> Report {
     let evidence = gather(sources, &mut |_, _| {});
-    assert_eq!(evidence.notes, Vec::<String>::new());
+    assert_eq!((&evidence.failures, &evidence.notes), (&Vec::new(), &Vec::new()));
     // Everything must be found from the archive as well: that is how a report reaches somebody else.
     let packed = archive::pack(&evidence).unwrap();
     assert_eq!(packed, archive::pack(&evidence).unwrap(), "the same evidence gives the same bytes");
@@ -122,4 +122,34 @@ fn a_slow_start_is_explained_and_nobody_accused() {
     assert_eq!(report.verdict, Verdict::Healthy);
     assert_eq!(report.causes.first().map(|cause| cause.id.as_str()), Some("slow-start-benign"));
     assert!(report.timeline.is_some());
+}
+
+#[test]
+fn what_was_named_and_cannot_be_read_leaves_no_verdict() {
+    let machine = Machine::with_vllm();
+    let named = |env: &str| Sources {
+        root: Some(machine.root().to_owned()),
+        env: Some(env.into()),
+        ..Sources::default()
+    };
+    let evidence = gather(&named("/nowhere"), &mut |_, _| {});
+    assert!(evidence.failures[0].contains("/nowhere"), "{:?}", evidence.failures);
+    let report = diagnose(Subject { machine: Some(evidence), ..Subject::default() }, &mut |_| {});
+    assert_eq!((report.verdict, report.exit_code(Severity::Error)), (Verdict::Undecided, 2));
+    assert_eq!(report.obstacles.len(), 1);
+}
+
+#[test]
+fn damaged_archives_are_refused_by_name() {
+    let machine = Machine::with_vllm();
+    let sources = Sources {
+        root: Some(machine.root().to_owned()),
+        env: Some("/opt/venv".into()),
+        ..Sources::default()
+    };
+    let packed = archive::pack(&gather(&sources, &mut |_, _| {})).unwrap();
+    for length in [0, 10, packed.len() / 2, packed.len() - 1] {
+        let error = archive::unpack(&packed[..length], Path::new("evidence.zip")).unwrap_err().to_string();
+        assert!(error.contains("evidence.zip"), "{error}");
+    }
 }

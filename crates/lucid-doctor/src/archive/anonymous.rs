@@ -27,7 +27,10 @@ pub(super) struct Anonymous {
 impl Anonymous {
     /// Sections in which numbers with dots are addresses. In lists of packages they are versions.
     pub(super) fn has_addresses(section: &str) -> bool {
-        matches!(section, "logs" | "patient" | "deployment" | "serving" | "memory" | "gpu" | "notes")
+        matches!(
+            section,
+            "logs" | "patient" | "deployment" | "serving" | "memory" | "gpu" | "failures" | "notes"
+        )
     }
 
     /// Takes secrets, and addresses if asked, out of every text.

@@ -36,6 +36,8 @@ pub(crate) struct Evidence {
     pub(crate) timeouts: usize,
     /// Whether the same request, alone, gets answers from different distributions: then a change in company proves nothing.
     pub(crate) unstable: bool,
+    /// The life of the service, as its log tells it.
+    pub(crate) timeline: Option<lucid_logs::Timeline>,
     /// What stood in the way of the diagnosis itself.
     pub(crate) obstacles: Vec<String>,
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::report::SubjectSummary;
 
 /// Evidence of a machine, one section for each kind. A section is missing if nothing was pointed at or nothing could be read;
-/// `notes` then says why.
+/// `failures` and `notes` then say why.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MachineEvidence {
@@ -36,7 +36,9 @@ pub struct MachineEvidence {
     pub memory: Option<MemoryEvidence>,
     /// The checkpoint's files.
     pub checkpoint: Option<CheckpointEvidence>,
-    /// What stood in the way of gathering.
+    /// What was pointed at and could not be read: without it there is no verdict.
+    pub failures: Vec<String>,
+    /// What was odd on the way.
     pub notes: Vec<String>,
 }
 
@@ -52,6 +54,7 @@ impl MachineEvidence {
         "gpu",
         "memory",
         "checkpoint",
+        "failures",
         "notes",
     ];
 
@@ -94,6 +97,7 @@ impl MachineEvidence {
         fill(&mut self.memory, other.memory);
         fill(&mut self.checkpoint, other.checkpoint);
         super::sources::join(&mut self.deployment, &other.deployment);
+        self.failures.extend(other.failures);
         self.notes.extend(other.notes);
     }
 

@@ -69,7 +69,7 @@ pub fn gather(sources: &Sources, progress: &mut dyn FnMut(&'static str, Step)) -
         gathered: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         ..MachineEvidence::default()
     };
-    evidence.patient = patient(sources, &mut |step| progress("the patient", step), &mut evidence.notes);
+    evidence.patient = patient(sources, &mut |step| progress("the patient", step), &mut evidence.failures);
     if let Some(patient) = &mut evidence.patient {
         evidence.notes.append(&mut patient.notes);
         evidence.deployment = patient.deployment.clone();
@@ -88,7 +88,7 @@ pub fn gather(sources: &Sources, progress: &mut dyn FnMut(&'static str, Step)) -
 }
 
 /// The first of what was pointed at: what runs says more than what is written down.
-fn patient(sources: &Sources, progress: &mut dyn FnMut(Step), notes: &mut Vec<String>) -> Option<Patient> {
+fn patient(sources: &Sources, progress: &mut dyn FnMut(Step), failures: &mut Vec<String>) -> Option<Patient> {
     let found = if let Some(pid) = sources.pid {
         lucid_host::from_process(Path::new("/proc"), pid, progress)
     } else if let Some(name) = &sources.container {
@@ -104,7 +104,7 @@ fn patient(sources: &Sources, progress: &mut dyn FnMut(Step), notes: &mut Vec<St
     } else {
         return None;
     };
-    found.map_err(|error| notes.push(error.to_string())).ok()
+    found.map_err(|error| failures.push(error.to_string())).ok()
 }
 
 /// A compose file has `services`; anything else is read as Kubernetes does.
@@ -136,6 +136,9 @@ fn logs(sources: &Sources, evidence: &mut MachineEvidence, progress: &mut dyn Fn
         lucid_logs::gather(Path::new("/"), &sources.logs, &lucid_logs::Options::default(), &mut |step| {
             progress("logs", step)
         });
+    let unread =
+        logs.sources.iter().filter(|source| source.lines == 0).filter_map(|source| source.error.clone());
+    evidence.failures.extend(unread);
     join(&mut evidence.deployment, &lucid_logs::deployment_from(&logs));
     evidence.logs = Some(logs);
 }
@@ -201,13 +204,13 @@ fn environment(
     };
     let found = match lucid_environment::gather(&options, &mut |step| progress("the environment", step)) {
         Ok(found) => found,
-        Err(error) => return evidence.notes.push(error.to_string()),
+        Err(error) => return evidence.failures.push(error.to_string()),
     };
     let folders: Vec<PathBuf> =
         found.python.site_directories.iter().map(|site| PathBuf::from(&site.path)).collect();
     match lucid_code_audit::gather(root, &folders, &mut |step| progress("its code", step)) {
         Ok(code) => evidence.code = Some(code),
-        Err(error) => evidence.notes.push(error.to_string()),
+        Err(error) => evidence.failures.push(error.to_string()),
     }
     evidence.environment = Some(found);
 }
@@ -251,7 +254,7 @@ fn checkpoint(
     };
     match lucid_checkpoint_audit::gather(root, path, &options, &mut |step| progress("the checkpoint", step)) {
         Ok(found) => evidence.checkpoint = Some(found),
-        Err(error) => evidence.notes.push(error.to_string()),
+        Err(error) => evidence.failures.push(error.to_string()),
     }
 }
 

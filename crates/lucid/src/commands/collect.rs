@@ -32,7 +32,7 @@ pub fn run(arguments: &Collect) -> Result<ExitCode> {
     }
     std::fs::write(&arguments.output, &bytes)
         .with_context(|| format!("cannot write the archive to {}", arguments.output.display()))?;
-    for note in &evidence.notes {
+    for note in evidence.failures.iter().chain(&evidence.notes) {
         anstream::eprintln!("{} {note}", style::dim("note:"));
     }
     anstream::println!(

@@ -61,10 +61,14 @@ pub fn run(arguments: &Doctor) -> Result<ExitCode> {
         timeout: Duration::from_secs(arguments.timeout),
         threads: arguments.threads,
     };
+    let notes = subject.machine.as_ref().map(|machine| machine.notes.clone()).unwrap_or_default();
     let mut report = diagnose(subject, &mut |progress| line.show(&progress));
     // Gathering is part of the examination.
     report.seconds = clock.elapsed().as_secs_f64();
     line.clear();
+    for note in notes {
+        anstream::eprintln!("{} {note}", style::dim("note:"));
+    }
     if arguments.json {
         anstream::println!("{}", report::json::render(&report));
     } else {
