@@ -268,3 +268,81 @@ fn chat_answers_lines_from_a_pipe() {
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && text.contains("Your name is Nina."), "{text}");
 }
+
+#[test]
+fn a_machine_is_collected_here_and_diagnosed_elsewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let archive = folder.path().join("evidence.zip");
+    let (archive, checkpoint) = (archive.to_str().unwrap(), canary());
+    let checkpoint = checkpoint.to_str().unwrap();
+    let collected = lucid(&["collect", "--checkpoint", checkpoint, "--output", archive]);
+    assert!(collected.status.success(), "{}", String::from_utf8_lossy(&collected.stderr));
+    assert!(String::from_utf8_lossy(&collected.stdout).contains("doctor --evidence"));
+    let report = lucid(&["doctor", "--evidence", archive, "--json"]);
+    assert_eq!(report.status.code(), Some(0), "{}", String::from_utf8_lossy(&report.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
+    assert_eq!(report["verdict"], "healthy");
+    let checks = report["checks"].as_array().unwrap();
+    let extents = checks.iter().find(|check| check["id"] == "checkpoint.extents").unwrap();
+    assert_eq!(extents["outcome"], "passed");
+}
+
+#[test]
+fn a_damaged_checkpoint_is_examined_although_it_cannot_be_opened() {
+    let copy = copy_of_canary();
+    let shard = copy.path().join("model-00002-of-00002.safetensors");
+    let bytes = fs::read(&shard).unwrap();
+    fs::write(&shard, &bytes[..bytes.len() / 2]).unwrap();
+    let report = lucid(&["doctor", "--checkpoint", copy.path().to_str().unwrap(), "--json"]);
+    assert_eq!(report.status.code(), Some(1), "{}", String::from_utf8_lossy(&report.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
+    assert_eq!(
+        (&report["verdict"], &report["causes"][0]["id"]),
+        (&"faulty".into(), &"checkpoint-corrupt".into())
+    );
+}
+
+#[test]
+fn a_far_machine_is_read_by_a_copy_of_this_program_that_leaves_nothing_behind() {
+    // What ssh does with its words: takes options and host away, joins the rest, and gives it to a shell.
+    let far = tempfile::tempdir().unwrap();
+    let ssh = far.path().join("ssh");
+    fs::write(
+        &ssh,
+        "#!/bin/sh\nwhile [ $# -gt 0 ]; do case \"$1\" in -o) shift 2;; -*) shift;; *) break;; esac; done\n[ \"$1\" = me@far ] || exit 255\nshift\nexec sh -c \"$*\"\n",
+    )
+    .unwrap();
+    fs::set_permissions(&ssh, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let temporary = far.path().join("tmp");
+    fs::create_dir(&temporary).unwrap();
+    let path = format!("{}:{}", far.path().display(), std::env::var("PATH").unwrap());
+    let ask = |host: &str| {
+        Command::new(env!("CARGO_BIN_EXE_lucid"))
+            .args(["doctor", "--host", host, "--checkpoint-there", canary().to_str().unwrap(), "--json"])
+            .env("PATH", &path)
+            .env("TMPDIR", &temporary)
+            .output()
+            .unwrap()
+    };
+    let report = ask("me@far");
+    assert_eq!(report.status.code(), Some(0), "{}", String::from_utf8_lossy(&report.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
+    let checks = report["checks"].as_array().unwrap();
+    let outcome = |id: &str| checks.iter().find(|check| check["id"] == id).unwrap()["outcome"].clone();
+    assert_eq!(outcome("checkpoint.index"), "passed");
+    // What the machine of this test is like is not ours to say.
+    assert_ne!(outcome("host.memory"), "skipped");
+    assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0, "the copy was removed");
+    assert_refused(&ask("nobody@nowhere"), &["ssh", "255"]);
+}
+
+#[test]
+fn what_is_named_must_be_there() {
+    assert_refused(&lucid(&["doctor"]), &["there is nothing to examine", "--env"]);
+    assert_refused(&lucid(&["collect"]), &["there is nothing to gather"]);
+    assert_refused(&lucid(&["doctor", "--log", "/no/such.log"]), &["/no/such.log", "no such file"]);
+    assert_refused(&lucid(&["doctor", "--evidence", "/no/such.zip"]), &["/no/such.zip"]);
+    let report = lucid(&["doctor", "--env", "/no/such/venv"]);
+    assert_eq!(report.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&report.stdout).contains("/no/such/venv"));
+}
