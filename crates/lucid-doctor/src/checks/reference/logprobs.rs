@@ -254,7 +254,7 @@ fn places(check: &str, scores: &[PromptScore]) -> Vec<Finding> {
         // Scales are wrong for everybody, pages for some.
         let decodes = |score: &&PromptScore| {
             let positions: Vec<_> = score.positions.iter().collect();
-            mean_where(&positions, |p| p.decoded).is_some_and(|kl| kl > LOW * SCALE)
+            mean_where(&positions, |p| p.decoded).is_some_and(|kl| kl > VISIBLE)
         };
         let everybody = scores.iter().filter(decodes).count() * 5 >= scores.len() * 4;
         let wrong = decode > HIGH * SCALE;

@@ -325,7 +325,10 @@ impl Tried {
                 Severity::Error,
                 format!("The known mistake `{}` reproduces what the server says: {title}", hypothesis.name),
             )
-            .suggests(cause, 12.0),
+            .suggests(cause, 12.0)
+            // What the mistake explains, lengths and caches need not: positions that are wrong look like a threshold.
+            .suggests("size-threshold", -8.0)
+            .suggests("kv-cache-scales", -4.0),
             (Fit::Nearest, Some(cause)) => named(
                 "nearest",
                 Severity::Warning,
