@@ -69,7 +69,9 @@ impl Check for MultiTurn {
             let turns = messages.iter().filter(|message| message.role == "user").count();
             table.row(&[&turns, &format!("{} and {}", rendered.prompt_tokens, prompt.len()), &alike.word()]);
             compared += 1;
-            if alike.is_different() {
+            // Another length is another prompt, whatever the model makes of it.
+            let other_length = rendered.prompt_tokens > 0 && rendered.prompt_tokens != prompt.len() as u64;
+            if alike.is_different() || other_length {
                 different.push((turns, rendered.exchange, raw.exchange, alike));
             }
         }
@@ -163,7 +165,7 @@ fn findings(
     vec![
         Finding::new(check, "renders-differently", Severity::Error, title)
             .detail(format!(
-                "{} of {compared} conversations get other distributions than the same prompt as token ids.",
+                "{} of {compared} conversations have another length, or get other distributions, than the same prompt as token ids.",
                 different.len()
             ))
             .proof(
@@ -171,7 +173,7 @@ fn findings(
                 rendered.to_string(),
                 format!("rendered by the server; as token ids in exchange {raw}: {}", alike.word()),
             )
-            .suggests("chat-template", 6.0),
+            .suggests("chat-template", 9.0),
     ]
 }
 

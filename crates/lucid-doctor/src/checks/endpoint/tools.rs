@@ -173,6 +173,10 @@ fn ask(
         examination.chat(endpoint, &request)
     };
     let answer = answer.map_err(|error| error.to_string())?;
+    // A call that its budget cut is no call that a parser broke.
+    if answer.finish_reason() == Some("length") {
+        return Err("the answer was cut by its token budget".to_owned());
+    }
     let message = answer.choices.first().map(|choice| &choice.message);
     let calls = message.map(lucid_client::AnswerMessage::tool_calls).unwrap_or_default();
     Ok((number, calls, format!("{}{}", answer.reasoning().unwrap_or_default(), answer.content())))

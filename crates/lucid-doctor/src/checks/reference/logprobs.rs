@@ -252,11 +252,12 @@ fn places(check: &str, scores: &[PromptScore]) -> Vec<Finding> {
         && decode >= APART * prefill
     {
         // Scales are wrong for everybody, pages for some.
-        let decodes = |score: &&PromptScore| {
-            let positions: Vec<_> = score.positions.iter().collect();
-            mean_where(&positions, |p| p.decoded).is_some_and(|kl| kl > VISIBLE)
-        };
-        let everybody = scores.iter().filter(decodes).count() * 5 >= scores.len() * 4;
+        // Short answers say nothing of it.
+        let decoded: Vec<f64> = scores
+            .iter()
+            .filter_map(|score| mean_where(&score.positions.iter().collect::<Vec<_>>(), |p| p.decoded))
+            .collect();
+        let everybody = decoded.iter().filter(|kl| **kl > VISIBLE).count() * 5 >= decoded.len() * 4;
         let wrong = decode > HIGH * SCALE;
         let (scales, pages) = match (wrong, everybody) {
             (true, true) => (6.0, 1.0),
