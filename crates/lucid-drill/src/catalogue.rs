@@ -241,12 +241,12 @@ pub const CATALOGUE: &[Case] = &[
         "tokenizer-decode",
         "streams decode every token alone",
     )),
-    held_out(fault(
+    fault(
         "budget-capped",
         Plant::BudgetCapped,
         "reasoning-budget",
         "the server cuts every budget to a small one of its own",
-    )),
+    ),
 ];
 
 /// The case of that name.
