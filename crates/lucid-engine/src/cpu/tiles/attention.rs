@@ -113,6 +113,10 @@ pub fn attend(
     });
 }
 
+/// Attends with one piece of the queries.
+///
+/// # Safety
+/// The processor has the tile unit and AVX-512, and `output` has a row for every query of the piece that no other thread writes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn attend_piece(block: &mut Block, piece: &Piece<'_>, output: &Output) {
     let (width, latent, count) = (piece.cache.width(), piece.shape.latent, piece.count());
@@ -164,6 +168,10 @@ unsafe fn attend_piece(block: &mut Block, piece: &Piece<'_>, output: &Output) {
     }
 }
 
+/// Lays the queries of a piece out for the tile unit.
+///
+/// # Safety
+/// The processor has AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn pack_queries(block: &mut Block, piece: &Piece<'_>) {
     let width = piece.cache.width();
@@ -183,6 +191,9 @@ unsafe fn pack_queries(block: &mut Block, piece: &Piece<'_>) {
 }
 
 /// The scores of all queries against the entries of a page.
+///
+/// # Safety
+/// The processor has the tile unit and AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn score(block: &mut Block, piece: &Piece<'_>, panel: Panel) {
     let full = Form { vectors: BLOCK }.len(piece.cache.width());

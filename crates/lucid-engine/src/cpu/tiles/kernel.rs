@@ -112,6 +112,9 @@ pub unsafe fn multiply_block(panel: Panel, form: Form, block: *const u32, sums: 
 }
 
 /// Adds the parts, small ones first, and writes `height` rows of every vector.
+///
+/// # Safety
+/// The processor has AVX-512, and `target` holds `first_row + height` rows of every vector of the form, which no other thread writes.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn put(sums: &[[Line; ROWS]], form: Form, first_row: usize, height: usize, target: Target) {
