@@ -152,9 +152,11 @@ fn usage_can_come_with_every_chunk() {
 
 #[test]
 fn usage_says_what_came_from_the_prefix_cache() {
-    // Tokens that no other test asks for: two whole pages and a bit.
-    let prompt: Vec<u32> = (0..150).map(|i| 1000 + i * 3 % 500).collect();
-    let request = json!({"prompt": [prompt.clone(), prompt[..100]], "temperature": 0, "max_tokens": 4});
+    // Tokens that no other test asks for, two whole pages and a bit, and one page and a bit. The two begin differently: with a common
+    // page the second might find the first's, if the first is through before the second is taken in.
+    let prompt = |first: u32, tokens: u32| (0..tokens).map(|i| first + i * 3 % 500).collect::<Vec<u32>>();
+    let request =
+        json!({"prompt": [prompt(1000, 150), prompt(1600, 100)], "temperature": 0, "max_tokens": 4});
     let cold = fixture::post(shared(), COMPLETIONS, &request);
     let warm = fixture::post(shared(), COMPLETIONS, &request);
     assert_eq!(cold["usage"]["prompt_tokens_details"], Value::Null);
