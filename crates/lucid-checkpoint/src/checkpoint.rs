@@ -174,6 +174,25 @@ impl Checkpoint {
         }
     }
 
+    /// A single F32, stored with shape `[]` or `[1]`; `None` when there is no such tensor.
+    ///
+    /// # Errors
+    /// When the tensor is there, but is no single F32.
+    pub fn scalar(&self, name: &str) -> Result<Option<f32>, Error> {
+        let Some(tensor) = self.find(name) else { return Ok(None) };
+        match (&tensor.dtype, tensor.shape.as_slice(), tensor.bytes.first_chunk::<4>()) {
+            (Dtype::F32, [] | [1], Some(value)) => Ok(Some(f32::from_le_bytes(*value))),
+            _ => Err(Error::Quantized {
+                tensor: tensor.name.clone(),
+                shard: self.files.location(&tensor.shard),
+                problem: format!(
+                    "expected one F32 value, found {} of shape {:?}",
+                    tensor.dtype, tensor.shape
+                ),
+            }),
+        }
+    }
+
     /// The weight matrix `[rows, cols]` of a module: the path without `.weight`, as `model.layers.0.mlp.gate_proj`.
     /// The tensors that are there decide the layout, not what the config says about it.
     ///

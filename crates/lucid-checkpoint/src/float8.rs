@@ -38,6 +38,27 @@ pub fn e8m0_to_f32(code: u8) -> f32 {
     }
 }
 
+/// The E4M3 code nearest to `x`: ties go to the even code, values beyond 448 (infinities too) to 448, and NaN stays NaN.
+///
+/// This is CUDA's `__nv_cvt_float_to_fp8` with `__NV_SATFINITE`, which vLLM stores KV caches with. PyTorch's cast does not
+/// saturate; clamped to ±448 before, it gives the same codes.
+#[must_use]
+#[inline(always)]
+pub fn f32_to_e4m3(x: f32) -> u8 {
+    let bits = x.to_bits();
+    let (sign, magnitude) = ((bits >> 24 & 0x80) as u8, bits & 0x7fff_ffff);
+    // The smallest normal is 2^-6. Below it, codes are multiples of 2^-9: the step of f32 numbers from 2^14 on, so adding
+    // 2^14 rounds to them.
+    let subnormal = (f32::from_bits(magnitude) + 16_384.0).to_bits().wrapping_sub(16_384f32.to_bits());
+    // 20 fraction bits go; the exponent's bias changes from 127 to 7.
+    let rounded = magnitude.wrapping_add(0x7_ffff + (magnitude >> 20 & 1)) >> 20;
+    let normal = rounded.wrapping_sub((127 - 7) << 3);
+    let code = if magnitude < 0x3c80_0000 { subnormal } else { normal };
+    let code = if magnitude >= 448f32.to_bits() { 0x7e } else { code };
+    let code = if magnitude > 0x7f80_0000 { 0x7f } else { code };
+    sign | code as u8
+}
+
 const fn decode(code: u8) -> f32 {
     let sign = ((code & 0x80) as u32) << 24;
     let exponent = ((code >> 3) & 0xf) as u32;
@@ -81,6 +102,33 @@ mod tests {
             assert_eq!(f64::from(e8m0_to_f32(code)), 2f64.powi(i32::from(code) - 127), "{code}");
         }
         assert!(e8m0_to_f32(255).is_nan());
+    }
+
+    /// IEEE 754-2019, 4.3.1: to the nearest code, of two equally near ones to the even one. Both neighbours and what lies
+    /// between any two codes, in f32 and beyond it.
+    #[test]
+    fn encoding_rounds_to_the_nearest_code_and_saturates() {
+        for code in 0..0x7eu8 {
+            let (below, above) = (e4m3_to_f32(code), e4m3_to_f32(code + 1));
+            let middle = (below + above) / 2.0;
+            let even = if code % 2 == 0 { code } else { code + 1 };
+            let neighbours = [
+                (below, code),
+                (middle.next_down(), code),
+                (middle, even),
+                (middle.next_up(), code + 1),
+                (above, code + 1),
+            ];
+            for (x, want) in neighbours {
+                assert_eq!(f32_to_e4m3(x), want, "{x:e}");
+                assert_eq!(f32_to_e4m3(-x), want | 0x80, "-{x:e}");
+            }
+        }
+        for x in [448.0, 448f32.next_up(), 464.0, 465.0, 1e30, f32::MAX, f32::INFINITY] {
+            assert_eq!((f32_to_e4m3(x), f32_to_e4m3(-x)), (0x7e, 0xfe), "{x}");
+        }
+        assert_eq!((f32_to_e4m3(1e-38), f32_to_e4m3(f32::from_bits(1))), (0, 0));
+        assert!(e4m3_to_f32(f32_to_e4m3(f32::NAN)).is_nan() && e4m3_to_f32(f32_to_e4m3(-f32::NAN)).is_nan());
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub use config::{Config, Indexer, IndexerLayer, MoE, Quantization, ScoringFunc, 
 pub use dtype::Dtype;
 pub use error::Error;
 pub use files::Files;
-pub use float8::{E4M3, e4m3_to_f32, e8m0_to_f32};
+pub use float8::{E4M3, e4m3_to_f32, e8m0_to_f32, f32_to_e4m3};
 pub use float16::{bf16_to_f32, f16_to_f32};
 pub use generation::Generation;
 pub use inspect::{Inspection, LayoutTotal, ModuleGroup, TensorRow, inspect};

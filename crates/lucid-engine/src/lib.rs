@@ -29,4 +29,4 @@ pub use error::Error;
 pub use plant::{Dosage, Plant, Planted};
 pub use request::{Candidate, Event, Finish, Request, Sampling, TokenLogprobs};
 pub use scorer::Scorer;
-pub use semantics::{Mode, Semantics, SemanticsOptions};
+pub use semantics::{Activations, KvCacheDtype, KvScales, Mode, Semantics, SemanticsOptions};

@@ -6,7 +6,7 @@ use lucid_checkpoint::Config;
 use serde::Serialize;
 
 use crate::plant::Dose;
-use crate::{Plant, Planted};
+use crate::{Error, Plant, Planted};
 
 /// How exact the arithmetic is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -27,6 +27,67 @@ impl Mode {
             Mode::Serving => 1,
         }
     }
+
+    /// The element type of the KV cache, when nobody chooses another one.
+    fn kv_cache(self) -> KvCacheDtype {
+        match self {
+            Mode::Reference => KvCacheDtype::F32,
+            Mode::Serving => KvCacheDtype::Bf16,
+        }
+    }
+}
+
+/// What the KV cache holds for each value of a latent and of a rotated key part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum KvCacheDtype {
+    /// The value as it was computed.
+    #[serde(rename = "f32")]
+    F32,
+    /// Rounded to the nearest bf16, ties to even.
+    #[serde(rename = "bf16")]
+    Bf16,
+    /// Divided by the layer's scale and rounded to the nearest E4M3; beyond 448 it becomes 448. A reader multiplies by the
+    /// scale. This is how vLLM stores MLA's latent and key part (`concat_and_cache_mla`): one scale for both.
+    #[serde(rename = "fp8_e4m3")]
+    Fp8E4m3,
+}
+
+impl KvCacheDtype {
+    /// vLLM's name.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            KvCacheDtype::F32 => "f32",
+            KvCacheDtype::Bf16 => "bf16",
+            KvCacheDtype::Fp8E4m3 => "fp8_e4m3",
+        }
+    }
+}
+
+impl fmt::Display for KvCacheDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// What an fp8 KV cache divides by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvScales {
+    /// By the checkpoint's `k_scale`; by 1 in a layer without one, as vLLM.
+    #[default]
+    Checkpoint,
+    /// By 1, whatever the checkpoint says: what an engine does that has lost the scales.
+    One,
+}
+
+/// What NVFP4 weights are multiplied with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activations {
+    /// `W4A16`: weights are decoded, activations are not quantized.
+    #[default]
+    W4A16,
+    /// `W4A4`: activations are rounded to NVFP4 too, with the checkpoint's `input_scale`, as Blackwell's kernels do.
+    W4A4,
 }
 
 /// What is asked of the engine; `None` means "as the checkpoint says".
@@ -34,6 +95,12 @@ impl Mode {
 pub struct SemanticsOptions {
     /// Reference or serving arithmetic.
     pub mode: Mode,
+    /// Element type of the KV cache; `None` takes the mode's: f32 in reference mode, bf16 in serving mode.
+    pub kv_cache: Option<KvCacheDtype>,
+    /// What an fp8 KV cache divides by.
+    pub kv_scales: KvScales,
+    /// What NVFP4 weights are multiplied with.
+    pub activations: Activations,
     /// Epsilon of the two latent norms (`q_a_layernorm`, `kv_a_layernorm`). vLLM, SGLang and llama.cpp use
     /// `rms_norm_eps`; transformers uses 1e-6 whatever the config says.
     pub latent_norm_eps: Option<f64>,
@@ -46,12 +113,16 @@ pub struct SemanticsOptions {
 pub struct Semantics {
     /// Reference or serving arithmetic.
     pub mode: Mode,
-    /// Quantized weights are decoded, activations are not quantized: `W4A16` in the field's words.
+    /// What products read: quantized weights are decoded, activations are not quantized (`W4A16` in the field's words), or
+    /// they are where the weights are NVFP4 (`W4A4`).
     pub activations: &'static str,
     /// How products of weights and activations are summed: in f32, or on a processor's tile unit, as exactly.
     pub products: &'static str,
-    /// Element type of the KV cache: `f32` or `bf16`.
-    pub kv_cache: &'static str,
+    /// Element type of the KV cache.
+    pub kv_cache: KvCacheDtype,
+    /// Where an fp8 KV cache has its scales from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_scales: Option<String>,
     /// Epsilon of the latent norms.
     pub latent_norm_eps: f64,
     /// RoPE pairing of the main attention: `interleaved` or `half-split`.
@@ -69,26 +140,40 @@ impl Semantics {
         let planted_eps = planted_eps.map(|planted| Dose::new(planted, config).strength);
         Semantics {
             mode: options.mode,
-            activations: "f32 (weight-only quantization)",
-            products: "f32",
-            kv_cache: match options.mode {
-                Mode::Reference => "f32",
-                Mode::Serving => "bf16",
+            activations: match options.activations {
+                Activations::W4A16 => "f32 (weight-only quantization)",
+                Activations::W4A4 => "NVFP4 where the weights are, else f32 (W4A4)",
             },
+            products: "f32",
+            kv_cache: options.kv_cache.unwrap_or(options.mode.kv_cache()),
+            kv_scales: None,
             latent_norm_eps: planted_eps.or(options.latent_norm_eps).unwrap_or(config.rms_norm_eps),
             rope_pairing: if interleaved { "interleaved" } else { "half-split" },
             plant: options.plant.map(|planted| planted.describe(config)),
         }
     }
-}
 
-impl Semantics {
-    /// The same on a GPU.
-    pub(crate) fn on_gpu(mut self) -> Semantics {
+    /// The same on a GPU, which has each mode's own KV cache and no W4A4.
+    ///
+    /// # Errors
+    /// When something else is asked for.
+    pub(crate) fn on_gpu(mut self, options: &SemanticsOptions) -> Result<Semantics, Error> {
+        if options.activations == Activations::W4A4 {
+            return Err(Error::Unsupported {
+                what: "W4A4 (NVFP4 activations) on a GPU".to_owned(),
+                hint: "compute it on the CPU, or W4A16 on the GPU",
+            });
+        }
+        if self.kv_cache != self.mode.kv_cache() {
+            return Err(Error::Unsupported {
+                what: format!("a KV cache of type {} in this mode on a GPU", self.kv_cache),
+                hint: "serving mode has a bf16 cache there and reference mode an f32 one; compute others on the CPU",
+            });
+        }
         if self.mode.terms() == 1 {
             self.activations = "bf16 (weight-only quantization)";
         }
-        self
+        Ok(self)
     }
 }
 
@@ -100,9 +185,13 @@ impl fmt::Display for Semantics {
         };
         write!(
             f,
-            "{mode} mode, activations {}, products {}, KV cache {}, latent-norm epsilon {:e}, RoPE {}",
-            self.activations, self.products, self.kv_cache, self.latent_norm_eps, self.rope_pairing
+            "{mode} mode, activations {}, products {}, KV cache {}",
+            self.activations, self.products, self.kv_cache
         )?;
+        if let Some(scales) = &self.kv_scales {
+            write!(f, " ({scales})")?;
+        }
+        write!(f, ", latent-norm epsilon {:e}, RoPE {}", self.latent_norm_eps, self.rope_pairing)?;
         match &self.plant {
             Some(plant) => write!(f, ", PLANTED FAULT {plant}"),
             None => Ok(()),

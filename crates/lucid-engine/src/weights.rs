@@ -133,13 +133,59 @@ impl Weights {
         }
     }
 
+    /// Whether activations can be rounded to NVFP4 for every matrix that is NVFP4.
+    ///
+    /// # Errors
+    /// When none is, or one has no usable `input_scale`.
+    pub fn check_w4a4(&self) -> Result<(), Error> {
+        let mut found = false;
+        for layer in &self.layers {
+            found |= layer.check_w4a4()?;
+        }
+        if found { Ok(()) } else { Err(nothing_for_w4a4()) }
+    }
+
     /// Every matrix, as the checkpoint holds them.
     fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         self.layers.iter().flat_map(Layer::matrices).chain([&self.embed_tokens, &self.lm_head])
     }
 }
 
+/// Why a checkpoint has no W4A4.
+pub(crate) fn nothing_for_w4a4() -> Error {
+    Error::Unsupported {
+        what: "W4A4 on a checkpoint without NVFP4 weights".to_owned(),
+        hint: "its activations were never meant to be quantized; compute W4A16",
+    }
+}
+
 impl Layer {
+    /// Whether the layer has NVFP4 matrices, each with an `input_scale` that activations can be rounded with.
+    ///
+    /// # Errors
+    /// When one has none: weight-only checkpoints have none at all, and calibration may not have reached an expert.
+    pub fn check_w4a4(&self) -> Result<bool, Error> {
+        let mut found = false;
+        for matrix in self.matrices() {
+            let Packed::Nvfp4 { input_scale, .. } = matrix.packed else { continue };
+            found = true;
+            // The absorbed form multiplies `kv_b` with queries and sums, which are no activations of its own.
+            let absorbed = std::ptr::eq(matrix, &self.attention.kv_b);
+            if !absorbed && !input_scale.is_some_and(|scale| scale.is_finite() && scale > 0.0) {
+                return Err(Error::Unsupported {
+                    what: match input_scale {
+                        Some(scale) => {
+                            format!("W4A4 for tensor {}, whose input_scale is {scale},", matrix.name)
+                        }
+                        None => format!("W4A4 for tensor {}, which has no input_scale,", matrix.name),
+                    },
+                    hint: "its activations were not calibrated; compute W4A16",
+                });
+            }
+        }
+        Ok(found)
+    }
+
     fn matrices(&self) -> Vec<&Matrix> {
         let attention = &self.attention;
         let mut matrices = vec![&attention.kv_a, &attention.kv_b, &attention.k_b_transposed, &attention.o];
@@ -167,6 +213,46 @@ pub(crate) fn check_supported(config: &Config) -> Result<(), Error> {
         });
     }
     Ok(())
+}
+
+/// What an fp8 KV cache divides by in each layer, and a sentence about it: the layer's `k_scale`, 1 where there is none.
+///
+/// MLA's cache holds one entry for keys and values, and vLLM divides all of it by `k_scale` (`concat_and_cache_mla`). A
+/// `v_scale` counts only where it stands alone (vLLM `quantization/kv_cache.py`). ModelOpt writes the scales under the names
+/// of projections that an MLA model doesn't have.
+///
+/// # Errors
+/// A scale that is no single F32, not finite, or not greater than zero.
+pub(crate) fn kv_scales(checkpoint: &Checkpoint, layers: usize) -> Result<(Vec<f32>, String), Error> {
+    const KEY: [&str; 4] = ["k_proj.k_scale", "attn.k_scale", "k_scale", "kv_scale"];
+    const VALUE: [&str; 3] = ["v_proj.v_scale", "attn.v_scale", "v_scale"];
+    let mut scales = Vec::with_capacity(layers);
+    let mut found = 0;
+    for layer in 0..layers {
+        let mut scale = None;
+        for name in KEY.iter().chain(&VALUE) {
+            let name = format!("model.layers.{layer}.self_attn.{name}");
+            scale = checkpoint.scalar(&name)?;
+            match scale {
+                None => continue,
+                Some(scale) if scale.is_finite() && scale > 0.0 => break,
+                Some(scale) => {
+                    return Err(Error::Unsupported {
+                        what: format!("an fp8 KV cache with {name} = {scale}"),
+                        hint: "a scale is finite and greater than zero; use a bf16 KV cache",
+                    });
+                }
+            }
+        }
+        found += usize::from(scale.is_some());
+        scales.push(scale.unwrap_or(1.0));
+    }
+    let text = match found {
+        0 => "the checkpoint has no k_scale: scale 1".to_owned(),
+        all if all == layers => "k_scale of the checkpoint".to_owned(),
+        some => format!("k_scale of the checkpoint in {some} of {layers} layers, else 1"),
+    };
+    Ok((scales, text))
 }
 
 struct Loader<'a> {

@@ -20,7 +20,7 @@ use lucid_engine::{
 const GPU: Device = Device::Cuda(0);
 
 fn semantics(mode: Mode) -> SemanticsOptions {
-    SemanticsOptions { mode, latent_norm_eps: Some(LATENT_NORM_EPS), plant: None }
+    SemanticsOptions { mode, latent_norm_eps: Some(LATENT_NORM_EPS), ..SemanticsOptions::default() }
 }
 
 fn skip(error: &lucid_engine::Error) {

@@ -9,7 +9,10 @@ use std::sync::mpsc::{Receiver, channel};
 
 use goldens::canary;
 use lucid_checkpoint::TokenId;
-use lucid_engine::{Engine, EngineOptions, Event, Finish, LoadFormat, Rejected, Request, Sampling};
+use lucid_engine::{
+    Activations, Engine, EngineOptions, Event, Finish, KvCacheDtype, LoadFormat, Mode, Rejected, Request,
+    Sampling, SemanticsOptions,
+};
 
 fn start(options: &EngineOptions) -> Engine {
     Engine::start(&canary(), options).unwrap()
@@ -79,6 +82,28 @@ fn the_same_bits_alone_and_together_in_any_chunk_on_any_number_of_threads() {
         let options = EngineOptions { max_step_tokens, threads: Some(threads), ..EngineOptions::default() };
         let together = run_together(&start(&options));
         assert!(together == alone, "steps of {max_step_tokens} tokens on {threads} threads differ");
+    }
+}
+
+/// W4A4 and an fp8 cache, in both modes: rounding must not see the batch either.
+#[test]
+fn the_same_bits_in_every_arithmetic() {
+    let fp8 = Some(KvCacheDtype::Fp8E4m3);
+    for (mode, kv_cache, activations) in [
+        (Mode::Serving, fp8, Activations::W4A4),
+        (Mode::Reference, fp8, Activations::W4A16),
+        (Mode::Reference, Some(KvCacheDtype::Bf16), Activations::W4A4),
+        (Mode::Serving, Some(KvCacheDtype::F32), Activations::W4A16),
+    ] {
+        let semantics = SemanticsOptions { mode, kv_cache, activations, ..SemanticsOptions::default() };
+        let usual = EngineOptions { semantics, ..EngineOptions::default() };
+        let alone =
+            run_alone(&start(&EngineOptions { threads: Some(1), prefix_cache: false, ..usual.clone() }));
+        for (max_step_tokens, threads) in [(7, 2), (512, 1)] {
+            let options = EngineOptions { max_step_tokens, threads: Some(threads), ..usual.clone() };
+            let together = run_together(&start(&options));
+            assert!(together == alone, "{mode:?} {kv_cache:?} {activations:?} in steps of {max_step_tokens}");
+        }
     }
 }
 

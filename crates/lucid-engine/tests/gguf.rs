@@ -10,8 +10,11 @@ use lucid_engine::{Mode, Scorer, SemanticsOptions};
 fn a_quantized_file_answers_nearly_as_the_original() {
     let path = models().join("canary-gguf/canary-q4_k_m.gguf");
     let checkpoint = Checkpoint::open(Files::open(&path).unwrap()).unwrap();
-    let semantics =
-        SemanticsOptions { mode: Mode::Reference, latent_norm_eps: Some(LATENT_NORM_EPS), plant: None };
+    let semantics = SemanticsOptions {
+        mode: Mode::Reference,
+        latent_norm_eps: Some(LATENT_NORM_EPS),
+        ..SemanticsOptions::default()
+    };
     let mut scorer = Scorer::new(&checkpoint, &semantics, None).unwrap();
     let goldens = Goldens::open();
     let (mut difference, mut positions) = (0f64, 0);

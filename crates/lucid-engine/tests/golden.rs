@@ -10,7 +10,8 @@ use goldens::{Goldens, LATENT_NORM_EPS, Prompt, TOLERANCE, canary, prompts};
 use lucid_engine::{Mode, Observer, Route, Scorer, SemanticsOptions};
 
 fn scorer(mode: Mode) -> Scorer {
-    let semantics = SemanticsOptions { mode, latent_norm_eps: Some(LATENT_NORM_EPS), plant: None };
+    let semantics =
+        SemanticsOptions { mode, latent_norm_eps: Some(LATENT_NORM_EPS), ..SemanticsOptions::default() };
     Scorer::new(&canary(), &semantics, None).unwrap()
 }
 

@@ -17,8 +17,11 @@ fn logprobs(scorer: &mut Scorer, prompt: &Prompt) -> Vec<f32> {
 }
 
 fn scorer(checkpoint: &Checkpoint) -> Scorer {
-    let semantics =
-        SemanticsOptions { mode: Mode::Reference, latent_norm_eps: Some(LATENT_NORM_EPS), plant: None };
+    let semantics = SemanticsOptions {
+        mode: Mode::Reference,
+        latent_norm_eps: Some(LATENT_NORM_EPS),
+        ..SemanticsOptions::default()
+    };
     Scorer::new(checkpoint, &semantics, None).unwrap()
 }
 

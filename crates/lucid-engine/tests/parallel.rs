@@ -11,8 +11,11 @@ use lucid_engine::{Device, Mode, Observer, Scorer, SemanticsOptions};
 const TOLERANCE: f32 = 5e-4;
 
 fn scorer(ranks: usize) -> Scorer {
-    let semantics =
-        SemanticsOptions { mode: Mode::Reference, latent_norm_eps: Some(LATENT_NORM_EPS), plant: None };
+    let semantics = SemanticsOptions {
+        mode: Mode::Reference,
+        latent_norm_eps: Some(LATENT_NORM_EPS),
+        ..SemanticsOptions::default()
+    };
     Scorer::on_ranks(Device::Cpu, ranks, &canary(), &semantics, Some(1)).unwrap()
 }
 

@@ -65,9 +65,18 @@ pub struct EngineArguments {
     /// Threads that compute on the processor [default: one a core]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Compute every prompt from its first token; answers are the same, to the bit
+    #[arg(long)]
+    pub no_enable_prefix_caching: bool,
     /// Arithmetic: serving (bf16 KV cache; on a GPU also bf16 activations) or reference (f32 everywhere)
     #[arg(long, value_enum, default_value_t = ModeArgument::Serving)]
     pub mode: ModeArgument,
+    /// KV cache: f32, bf16, or fp8_e4m3 with the checkpoint's k_scale (1 without one); auto is bf16, in reference mode f32
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvCacheArgument::Auto)]
+    pub kv_cache_dtype: KvCacheArgument,
+    /// What NVFP4 weights are multiplied with: w4a16, or w4a4 (activations in NVFP4 too, as Blackwell's kernels compute)
+    #[arg(long, value_enum, default_value_t = Nvfp4Argument::W4a16)]
+    pub nvfp4: Nvfp4Argument,
     /// Epsilon of the latent norms [default: rms_norm_eps, as vLLM; transformers uses 1e-6]
     #[arg(long, value_name = "EPS")]
     pub latent_norm_eps: Option<f64>,
@@ -89,6 +98,30 @@ pub enum ModeArgument {
     Serving,
     /// f32 everywhere.
     Reference,
+}
+
+/// `--kv-cache-dtype`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KvCacheArgument {
+    /// As the mode has it, whatever the checkpoint declares.
+    Auto,
+    /// As computed.
+    F32,
+    /// Half of that.
+    #[value(alias = "bfloat16")]
+    Bf16,
+    /// A quarter, with a scale a layer.
+    #[value(name = "fp8_e4m3", alias = "fp8")]
+    Fp8E4m3,
+}
+
+/// `--nvfp4`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Nvfp4Argument {
+    /// Activations are not quantized.
+    W4a16,
+    /// They are.
+    W4a4,
 }
 
 /// `lucid serve`

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use lucid_checkpoint::Files;
-use lucid_engine::{EngineOptions, LoadFormat, Mode, SemanticsOptions};
+use lucid_engine::{Activations, EngineOptions, KvCacheDtype, LoadFormat, Mode, SemanticsOptions};
 use lucid_server::Plant;
 
-use crate::arguments::{EngineArguments, LoadFormatArgument, ModeArgument};
+use crate::arguments::{EngineArguments, KvCacheArgument, LoadFormatArgument, ModeArgument, Nvfp4Argument};
 use crate::bundled;
 
 /// The files of a model folder; the bundled canary for none, or for its name if no such folder exists.
@@ -34,6 +34,16 @@ pub fn engine_options(arguments: &EngineArguments) -> EngineOptions {
                 ModeArgument::Serving => Mode::Serving,
                 ModeArgument::Reference => Mode::Reference,
             },
+            kv_cache: match arguments.kv_cache_dtype {
+                KvCacheArgument::Auto => None,
+                KvCacheArgument::F32 => Some(KvCacheDtype::F32),
+                KvCacheArgument::Bf16 => Some(KvCacheDtype::Bf16),
+                KvCacheArgument::Fp8E4m3 => Some(KvCacheDtype::Fp8E4m3),
+            },
+            activations: match arguments.nvfp4 {
+                Nvfp4Argument::W4a16 => Activations::W4A16,
+                Nvfp4Argument::W4a4 => Activations::W4A4,
+            },
             latent_norm_eps: arguments.latent_norm_eps,
             ..SemanticsOptions::default()
         },
@@ -42,6 +52,7 @@ pub fn engine_options(arguments: &EngineArguments) -> EngineOptions {
         max_running: arguments.max_num_seqs,
         max_step_tokens: arguments.max_num_batched_tokens,
         threads: arguments.threads,
+        prefix_cache: !arguments.no_enable_prefix_caching,
         ranks: arguments.tensor_parallel_size,
         load_format: match arguments.load_format {
             LoadFormatArgument::Auto => LoadFormat::Checkpoint,

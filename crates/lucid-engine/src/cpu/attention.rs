@@ -78,7 +78,7 @@ pub fn attend(
     let tokens: usize = spans.iter().map(|span| span.count).sum();
     assert!(out.len() >= tokens * shape.heads * shape.latent, "attention output is too small");
     #[cfg(target_arch = "x86_64")]
-    if threads.tiles() {
+    if threads.tiles() && cache.is_bf16() {
         return super::tiles::attend(threads, cache, layer, shape, spans, queries, out);
     }
     let block_tokens = (BLOCK_QUERIES / shape.heads).max(1);

@@ -1,30 +1,44 @@
 //! The values of the KV cache: for every token and layer the normalized latent and the rotated key part, in pages.
 
+use lucid_checkpoint::{E4M3, f32_to_e4m3};
+
 use super::vectorize::vectorized;
-use crate::Mode;
+use crate::KvCacheDtype;
 use crate::kv_cache::{PAGE_TOKENS, PageId};
 
 /// `[layers][pages, PAGE_TOKENS, width]`, `width` = kv_lora_rank + qk_rope_head_dim.
 pub struct LatentCache {
     layers: Vec<Values>,
     width: usize,
+    /// One a layer: what E4M3 codes are multiplied with.
+    scales: Vec<f32>,
 }
 
 enum Values {
     F32(Vec<f32>),
     Bf16(Vec<u16>),
+    /// E4M3 codes of the values divided by the layer's scale.
+    Fp8(Vec<u8>),
 }
 
 impl LatentCache {
     /// A cache of `pages` pages. The memory is asked for zeroed, so the operating system gives it page by page as it is used.
     #[must_use]
-    pub fn new(layers: usize, pages: usize, width: usize, mode: Mode) -> LatentCache {
+    pub fn new(layers: usize, pages: usize, width: usize, dtype: KvCacheDtype) -> LatentCache {
         let len = pages * PAGE_TOKENS * width;
-        let values = || match mode {
-            Mode::Reference => Values::F32(vec![0.0; len]),
-            Mode::Serving => Values::Bf16(vec![0; len]),
+        let values = || match dtype {
+            KvCacheDtype::F32 => Values::F32(vec![0.0; len]),
+            KvCacheDtype::Bf16 => Values::Bf16(vec![0; len]),
+            KvCacheDtype::Fp8E4m3 => Values::Fp8(vec![0; len]),
         };
-        LatentCache { layers: (0..layers).map(|_| values()).collect(), width }
+        LatentCache { layers: (0..layers).map(|_| values()).collect(), width, scales: vec![1.0; layers] }
+    }
+
+    /// The same with a scale a layer, for fp8. Finite and greater than zero, one for each layer.
+    #[must_use]
+    pub fn with_scales(self, scales: &[f32]) -> LatentCache {
+        assert_eq!(scales.len(), self.layers.len(), "one scale a layer");
+        LatentCache { scales: scales.to_vec(), ..self }
     }
 
     /// Stores the entry `[width]` of one token.
@@ -34,6 +48,9 @@ impl LatentCache {
             Values::F32(values) => values[at..at + self.width].copy_from_slice(entry),
             Values::Bf16(values) => {
                 round_to_bf16(entry, &mut values[at..at + self.width]);
+            }
+            Values::Fp8(values) => {
+                round_to_fp8(entry, self.scales[layer], &mut values[at..at + self.width]);
             }
         }
     }
@@ -55,6 +72,12 @@ impl LatentCache {
                 scratch.extend(values[range].iter().map(|&bits| f32::from_bits(u32::from(bits) << 16)));
                 scratch
             }
+            Values::Fp8(values) => {
+                let scale = self.scales[layer];
+                scratch.clear();
+                scratch.extend(values[range].iter().map(|&code| E4M3[code as usize] * scale));
+                scratch
+            }
         }
     }
 
@@ -63,9 +86,15 @@ impl LatentCache {
     pub fn bf16_page(&self, layer: usize, page: PageId, count: usize) -> Option<&[u16]> {
         let at = page.index() * PAGE_TOKENS * self.width;
         match &self.layers[layer] {
-            Values::F32(_) => None,
+            Values::F32(_) | Values::Fp8(_) => None,
             Values::Bf16(values) => Some(&values[at..at + count * self.width]),
         }
+    }
+
+    /// Whether the entries are stored as bf16.
+    #[must_use]
+    pub fn is_bf16(&self) -> bool {
+        matches!(self.layers.first(), Some(Values::Bf16(_)))
     }
 
     /// Values of one entry.
@@ -81,6 +110,12 @@ vectorized! {
             *out = f32_to_bf16(x);
         }
     }
+
+    fn round_to_fp8(values: &[f32], scale: f32, out: &mut [u8]) {
+        for (out, &x) in out.iter_mut().zip(values) {
+            *out = f32_to_e4m3(x / scale);
+        }
+    }
 }
 
 /// Round to nearest, ties to even; NaN stays NaN.
@@ -94,7 +129,25 @@ fn f32_to_bf16(x: f32) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use super::f32_to_bf16;
+    use super::*;
+    use crate::kv_cache::PagePool;
+
+    /// Powers of two as scales: what comes back is exact for values that E4M3 has, and saturates beyond 448 times the scale.
+    #[test]
+    fn an_fp8_entry_comes_back_times_the_scale_of_its_layer() {
+        let (mut pool, mut pages) = (PagePool::new(PAGE_TOKENS), Vec::new());
+        assert!(pool.extend(&mut pages, 1));
+        let mut cache = LatentCache::new(2, 1, 4, KvCacheDtype::Fp8E4m3).with_scales(&[1.0, 0.25]);
+        let entry = [1.0, -0.0625, 300.0, -1e9];
+        for layer in 0..2 {
+            cache.write(layer, pages[0], 3, &entry);
+        }
+        let mut scratch = Vec::new();
+        // 300 lies between 288 and 320; as 1,200 it is beyond 448.
+        assert_eq!(cache.page(0, pages[0], 4, &mut scratch)[12..], [1.0, -0.0625, 288.0, -448.0]);
+        assert_eq!(cache.page(1, pages[0], 4, &mut scratch)[12..], [1.0, -0.0625, 112.0, -112.0]);
+        assert!(cache.bf16_page(0, pages[0], 1).is_none());
+    }
 
     #[test]
     fn bf16_rounds_to_nearest_even() {

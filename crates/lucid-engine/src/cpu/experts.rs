@@ -2,6 +2,7 @@
 
 use lucid_checkpoint::MoE;
 
+use super::activations::{input_scale, round_to_nvfp4};
 use super::exp::silu;
 use super::matmul::{Inputs, OutputBuffer, Product, multiply};
 use super::router::{Route, route, weigh_with_bias};
@@ -12,6 +13,8 @@ use crate::weights::{Experts as ExpertWeights, Mlp};
 /// Buffers of the feed-forward half; they grow to the largest step and stay.
 #[derive(Default)]
 pub struct Experts {
+    /// Whether activations are rounded for NVFP4 weights.
+    w4a4: bool,
     routes: Vec<Vec<Route>>,    // [tokens][experts per token]
     logits: Vec<f32>,           // [tokens, experts]
     by_expert: Vec<Vec<usize>>, // [experts]: the rows that go there
@@ -21,9 +24,16 @@ pub struct Experts {
     down: Vec<f32>,     // [visits, hidden]
     shared_gate: Vec<f32>, // [tokens, shared width]
     shared_up: Vec<f32>, // [tokens, shared width]
+    rounded: Vec<f32>,  // [visits, hidden]: with w4a4, what the experts read
+    shared_rounded: Vec<f32>, // [tokens, hidden]: the same for a block that all tokens visit
 }
 
 impl Experts {
+    /// Empty buffers; with `w4a4`, activations are rounded to NVFP4 for NVFP4 weights.
+    pub fn new(w4a4: bool) -> Experts {
+        Experts { w4a4, ..Experts::default() }
+    }
+
     /// The experts that a row of the last step went to, best first.
     pub fn routes(&self, row: usize) -> &[Route] {
         &self.routes[row]
@@ -49,6 +59,9 @@ impl Experts {
         self.gate.resize(visits * width, 0.0);
         self.up.resize(visits * width, 0.0);
         self.down.resize(visits * hidden, 0.0);
+        if self.w4a4 {
+            self.round_inputs(weights, x);
+        }
 
         let (mut gate, mut up) = (OutputBuffer::new(&mut self.gate), OutputBuffer::new(&mut self.up));
         let mut products = Vec::new();
@@ -57,11 +70,16 @@ impl Experts {
             if rows.is_empty() {
                 continue;
             }
+            let inputs = if self.w4a4 {
+                Inputs::Strided { values: &self.rounded, start: first * hidden, stride: hidden }
+            } else {
+                Inputs::Gathered { values: x, stride: hidden, rows }
+            };
             for (weight, buffer) in [(&mlp.gate, &mut gate), (&mlp.up, &mut up)] {
                 products.push(Product {
                     weight,
                     rows: 0..width,
-                    inputs: Inputs::Gathered { values: x, stride: hidden, rows },
+                    inputs,
                     count: rows.len(),
                     // SAFETY: each expert has its own visits.
                     outputs: unsafe { buffer.rows(first * width, width, rows.len(), width) },
@@ -70,6 +88,7 @@ impl Experts {
             first += rows.len();
         }
         if let Some(shared) = &weights.shared {
+            let x = if self.w4a4 { &self.shared_rounded } else { x };
             let inputs = Inputs::dense(x, hidden);
             products.push(shared_product(&shared.gate, inputs, tokens, &mut self.shared_gate));
             products.push(shared_product(&shared.up, inputs, tokens, &mut self.shared_up));
@@ -77,6 +96,9 @@ impl Experts {
         multiply(threads, &products);
         activate(&mut self.gate, &self.up);
         activate(&mut self.shared_gate, &self.shared_up);
+        if self.w4a4 {
+            self.round_activated(weights);
+        }
 
         let mut down = OutputBuffer::new(&mut self.down);
         let mut products = Vec::new();
@@ -113,6 +135,35 @@ impl Experts {
                 let visit = &self.down[place * hidden..(place + 1) * hidden];
                 add_scaled(out, visit, route.weight);
             }
+        }
+    }
+
+    /// Fills `rounded` and `shared_rounded`: each expert has its own scale, so each visit has its own copy.
+    fn round_inputs(&mut self, weights: &ExpertWeights, x: &[f32]) {
+        let hidden = weights.router.cols;
+        self.rounded.clear();
+        for (mlp, rows) in weights.routed.iter().zip(&self.by_expert) {
+            let first = self.rounded.len();
+            for row in rows {
+                self.rounded.extend_from_slice(&x[row * hidden..(row + 1) * hidden]);
+            }
+            round_for(&[&mlp.gate, &mlp.up], &mut self.rounded[first..]);
+        }
+        if let Some(shared) = &weights.shared {
+            copy_rounded(shared, x, &mut self.shared_rounded);
+        }
+    }
+
+    /// Rounds what the down projections read.
+    fn round_activated(&mut self, weights: &ExpertWeights) {
+        let mut first = 0;
+        for (mlp, rows) in weights.routed.iter().zip(&self.by_expert) {
+            let len = rows.len() * mlp.down.cols;
+            round_for(&[&mlp.down], &mut self.gate[first..first + len]);
+            first += len;
+        }
+        if let Some(shared) = &weights.shared {
+            round_for(&[&shared.down], &mut self.shared_gate);
         }
     }
 
@@ -173,16 +224,39 @@ pub fn swiglu(
     scratch: &mut Experts,
     out: &mut [f32],
 ) {
+    let x = if scratch.w4a4 {
+        copy_rounded(mlp, x, &mut scratch.shared_rounded);
+        &scratch.shared_rounded
+    } else {
+        x
+    };
     let inputs = Inputs::dense(x, mlp.gate.cols);
     let gate = shared_product(&mlp.gate, inputs, tokens, &mut scratch.shared_gate);
     let up = shared_product(&mlp.up, inputs, tokens, &mut scratch.shared_up);
     multiply(threads, &[gate, up]);
     activate(&mut scratch.shared_gate, &scratch.shared_up);
+    if scratch.w4a4 {
+        round_for(&[&mlp.down], &mut scratch.shared_gate);
+    }
     let hidden = mlp.down.rows;
     let inputs = Inputs::dense(&scratch.shared_gate, mlp.down.cols);
     // SAFETY: one output, dense.
     let outputs = unsafe { OutputBuffer::new(out).rows(0, hidden, tokens, hidden) };
     multiply(threads, &[Product { weight: &mlp.down, rows: 0..hidden, inputs, count: tokens, outputs }]);
+}
+
+/// Rounds what these weights read, if they are NVFP4.
+fn round_for(weights: &[&lucid_checkpoint::Matrix], values: &mut [f32]) {
+    if let Some(scale) = input_scale(weights) {
+        round_to_nvfp4(values, scale);
+    }
+}
+
+/// `out = x`, rounded for gate and up of a block.
+fn copy_rounded(mlp: &Mlp, x: &[f32], out: &mut Vec<f32>) {
+    out.clear();
+    out.extend_from_slice(x);
+    round_for(&[&mlp.gate, &mlp.up], out);
 }
 
 fn shared_product<'a>(

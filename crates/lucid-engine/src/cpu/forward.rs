@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use lucid_checkpoint::{Config, TokenId};
 
+use super::activations::{input_scale, round_to_nvfp4};
 pub use super::attention::Span;
 use super::attention::{Shape, attend};
 use super::cache::LatentCache;
@@ -21,8 +22,8 @@ use crate::backend::Load;
 use crate::kv_cache::PAGE_TOKENS;
 use crate::parallel::{Collective, Rank, Shard, shard_config};
 use crate::plant::{Attended, Running};
-use crate::weights::{Attention, FeedForward, Layer, Query, Weights};
-use crate::{Error, Semantics};
+use crate::weights::{Attention, FeedForward, Layer, Query, Weights, kv_scales};
+use crate::{Activations, Error, KvCacheDtype, KvScales, Semantics};
 
 /// Looks at a step's insides; does nothing by default.
 pub trait Observer {
@@ -49,6 +50,10 @@ pub struct CpuModel {
     softmax_scale: f32,
     threads: Threads,
     scratch: Scratch,
+    /// Whether activations are rounded for NVFP4 weights.
+    w4a4: bool,
+    /// Of an fp8 KV cache, one a layer.
+    kv_scales: Vec<f32>,
     /// A planted fault that acts while the model runs.
     fault: Option<Running>,
 }
@@ -65,6 +70,7 @@ struct Scratch {
     latent: Vec<f32>,    // [tokens, A, L]: attention's sums
     heads: Vec<f32>,     // [tokens, A, V]
     output: Vec<f32>,    // [tokens, hidden]: what a block adds to the residual stream
+    rounded: Vec<f32>,   // [tokens, hidden] or [tokens, Q]: what NVFP4 projections read with W4A4
     experts: ExpertsStep,
 }
 
@@ -86,6 +92,18 @@ impl CpuModel {
         };
         let shard = Shard::new(&config, rank);
         let mut weights = load.weights()?;
+        let w4a4 = load.semantics.activations == Activations::W4A4;
+        if w4a4 {
+            weights.check_w4a4()?;
+        }
+        let mut scales = vec![1.0; config.num_hidden_layers];
+        if semantics.kv_cache == KvCacheDtype::Fp8E4m3 {
+            let mut text = "scale 1".to_owned();
+            if load.semantics.kv_scales == KvScales::Checkpoint {
+                (scales, text) = kv_scales(load.checkpoint, config.num_hidden_layers)?;
+            }
+            semantics.kv_scales = Some(text);
+        }
         if !rank.is_alone() {
             for layer in &mut weights.layers {
                 *layer = shard.layer(layer)?;
@@ -113,7 +131,9 @@ impl CpuModel {
             softmax_scale: softmax_scale(&config),
             ranks,
             threads,
-            scratch: Scratch::default(),
+            scratch: Scratch { experts: ExpertsStep::new(w4a4), ..Scratch::default() },
+            w4a4,
+            kv_scales: scales,
             fault: load.semantics.plant.and_then(|planted| planted.running(&config)),
             semantics,
             config,
@@ -148,7 +168,8 @@ impl CpuModel {
     #[must_use]
     pub fn new_cache(&self, pages: usize) -> LatentCache {
         let width = self.part.kv_lora_rank + self.part.qk_rope_head_dim;
-        LatentCache::new(self.part.num_hidden_layers, pages, width, self.semantics.mode)
+        LatentCache::new(self.part.num_hidden_layers, pages, width, self.semantics.kv_cache)
+            .with_scales(&self.kv_scales)
     }
 
     /// Runs `tokens` through all layers. `spans` cover them, row by row in order; their pages have room for them.
@@ -277,7 +298,15 @@ impl CpuModel {
         s.output.resize(tokens * hidden, 0.0);
 
         // Queries, and the cache entry [c | k_pe].
-        let normed = Inputs::dense(&s.normed, hidden);
+        let first = match &weights.query {
+            Query::Latent { q_a, .. } => [&weights.kv_a, q_a],
+            Query::Direct(q) => [&weights.kv_a, q],
+        };
+        let normed = match input_scale(&first).filter(|_| self.w4a4) {
+            Some(scale) => rounded_copy(&s.normed, scale, &mut s.rounded),
+            None => &s.normed,
+        };
+        let normed = Inputs::dense(normed, hidden);
         let entry = dense(&weights.kv_a, normed, tokens, &mut s.entry);
         match &weights.query {
             Query::Latent { q_a, q_a_norm, q_b } => {
@@ -286,7 +315,11 @@ impl CpuModel {
                 for row in s.query_low.chunks_exact_mut(q_a.rows) {
                     rms_norm_in_place(row, q_a_norm, latent_eps);
                 }
-                let low = Inputs::dense(&s.query_low, q_a.rows);
+                let low = match input_scale(&[q_b]).filter(|_| self.w4a4) {
+                    Some(scale) => rounded_copy(&s.query_low, scale, &mut s.rounded),
+                    None => &s.query_low,
+                };
+                let low = Inputs::dense(low, q_a.rows);
                 multiply(threads, &[dense(q_b, low, tokens, &mut s.query)]);
             }
             Query::Direct(q) => multiply(threads, &[entry, dense(q, normed, tokens, &mut s.query)]),
@@ -339,12 +372,23 @@ impl CpuModel {
             })
             .collect();
         multiply(threads, &products);
+        if let Some(scale) = input_scale(&[&weights.o]).filter(|_| self.w4a4) {
+            round_to_nvfp4(&mut s.heads, scale);
+        }
         let values = Inputs::dense(&s.heads, heads * value);
         multiply(threads, &[dense(&weights.o, values, tokens, &mut s.output)]);
         if let Some(fault) = &self.fault {
             fault.attention_output(layer, hidden, &mut s.output);
         }
     }
+}
+
+/// `values`, rounded to NVFP4, in `buffer`.
+fn rounded_copy<'a>(values: &[f32], scale: f32, buffer: &'a mut Vec<f32>) -> &'a [f32] {
+    buffer.clear();
+    buffer.extend_from_slice(values);
+    round_to_nvfp4(buffer, scale);
+    buffer
 }
 
 /// A product over a whole weight into a dense buffer of its own.

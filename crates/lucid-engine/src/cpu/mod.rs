@@ -1,5 +1,6 @@
 //! The model on a processor.
 
+mod activations;
 mod attention;
 mod cache;
 mod dot;

@@ -89,7 +89,7 @@ impl CudaModel {
             });
         }
         check_supported(config)?;
-        let semantics = Semantics::new(config, load.semantics).on_gpu();
+        let semantics = Semantics::new(config, load.semantics).on_gpu(load.semantics)?;
         let sizes = Sizes {
             latent: config.kv_lora_rank,
             rope: config.qk_rope_head_dim,

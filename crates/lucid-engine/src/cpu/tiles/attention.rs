@@ -267,7 +267,7 @@ fn weave(values: &[u16], width: usize, latent: usize, out: &mut [Line]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Mode;
+    use crate::KvCacheDtype;
     use crate::cpu::attention;
     use crate::kv_cache::PagePool;
 
@@ -295,7 +295,7 @@ mod tests {
         let tokens = 150;
         let (mut pool, mut pages) = (PagePool::new(3 * PAGE_TOKENS), Vec::new());
         assert!(pool.extend(&mut pages, tokens));
-        let mut cache = LatentCache::new(1, 3, WIDTH, Mode::Serving);
+        let mut cache = LatentCache::new(1, 3, WIDTH, KvCacheDtype::Bf16);
         for position in 0..3 * PAGE_TOKENS {
             let stale = vec![f32::NAN; WIDTH];
             let entry = if position < tokens { values(WIDTH, position as u32) } else { stale };
