@@ -1,6 +1,6 @@
 //! What the checkpoint holds, by the model's structure: still packed, every shape checked.
 
-use lucid_checkpoint::{Bytes, Checkpoint, Config, Layout, Matrix, MoE, Packed};
+use lucid_checkpoint::{Bytes, Checkpoint, Config, Matrix, MoE, Packed, ScaleType, Scales};
 
 use crate::{Error, Planted};
 
@@ -115,24 +115,6 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Whether the GPU's kernels read every matrix as it is stored.
-    ///
-    /// # Errors
-    /// The first matrix in a layout that only the CPU multiplies.
-    pub fn check_gpu_layouts(&self) -> Result<(), Error> {
-        let other = |matrix: &&Matrix| {
-            use Layout::{Bf16, F8E4m3, F16, F32, Nvfp4};
-            !matches!(matrix.layout(), F32 | F16 | Bf16 | F8E4m3 | Nvfp4)
-        };
-        match self.matrices().find(other) {
-            None => Ok(()),
-            Some(matrix) => Err(Error::Unsupported {
-                what: format!("tensor {}, stored as {}, on a GPU", matrix.name, matrix.layout()),
-                hint: "run it on the CPU, or use a checkpoint in NVFP4 or BF16",
-            }),
-        }
-    }
-
     /// Whether activations can be rounded to NVFP4 for every matrix that is NVFP4.
     ///
     /// # Errors
@@ -146,7 +128,7 @@ impl Weights {
     }
 
     /// Every matrix, as the checkpoint holds them.
-    fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+    pub(crate) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         self.layers.iter().flat_map(Layer::matrices).chain([&self.embed_tokens, &self.lm_head])
     }
 }
@@ -334,8 +316,12 @@ impl Loader<'_> {
     }
 }
 
-/// `[A (N + V), L]` to `[A L, N]`: per head the N key rows, transposed. bf16 where that is exact, else f32.
+/// `[A (N + V), L]` to `[A L, N]`: per head the N key rows, transposed. FP8 in blocks stays so where blocks and heads begin together;
+/// else bf16 where that is exact, else f32.
 pub(crate) fn transpose_keys(kv_b: &Matrix, heads: usize, nope: usize, value: usize) -> Matrix {
+    if let Some(transposed) = transpose_f8_keys(kv_b, heads, nope, value) {
+        return transposed;
+    }
     let latent = kv_b.cols;
     let mut row = vec![0f32; latent];
     let mut transposed = vec![0f32; heads * latent * nope];
@@ -349,6 +335,37 @@ pub(crate) fn transpose_keys(kv_b: &Matrix, heads: usize, nope: usize, value: us
     }
     let packed = pack_exactly(&transposed);
     Matrix { name: format!("{} (keys, transposed)", kv_b.name), rows: heads * latent, cols: nope, packed }
+}
+
+/// The same for square blocks of E4M3 that no head shares with another: codes move, and scales with them.
+fn transpose_f8_keys(kv_b: &Matrix, heads: usize, nope: usize, value: usize) -> Option<Matrix> {
+    let Packed::F8Blocks { codes, scales, block: [size, across] } = &kv_b.packed else { return None };
+    let latent = kv_b.cols;
+    let whole = [nope, value, latent].iter().all(|n| n.is_multiple_of(*size));
+    if size != across || !whole {
+        return None;
+    }
+    let mut transposed = vec![0u8; heads * latent * nope];
+    for head in 0..heads {
+        let keys = &codes[head * (nope + value) * latent..][..nope * latent];
+        for (n, row) in keys.chunks_exact(latent).enumerate() {
+            for (l, &code) in row.iter().enumerate() {
+                transposed[(head * latent + l) * nope + n] = code;
+            }
+        }
+    }
+    let (down, across) = (latent / size, nope / size);
+    let block = |head: usize, l: usize, n: usize| (head * (nope + value) / size + n) * down + l;
+    let places =
+        (0..heads).flat_map(|head| (0..down).flat_map(move |l| (0..across).map(move |n| block(head, l, n))));
+    let bytes: Vec<u8> = places.flat_map(|at| scales.get(at).to_le_bytes()).collect();
+    let scales = Scales { kind: ScaleType::F32, bytes: Bytes::from(bytes) };
+    Some(Matrix {
+        name: format!("{} (keys, transposed)", kv_b.name),
+        rows: heads * latent,
+        cols: nope,
+        packed: Packed::F8Blocks { codes: Bytes::from(transposed), scales, block: [*size; 2] },
+    })
 }
 
 /// The values in bf16 if none loses a bit, else in f32. GGUF files hold the halves of `kv_b` apart, and they come joined as f32.
@@ -370,7 +387,38 @@ fn narrow(matrix: Matrix) -> Matrix {
 
 #[cfg(test)]
 mod tests {
+    use lucid_checkpoint::Layout;
+
     use super::*;
+
+    /// Against the decoded values, head by head.
+    #[test]
+    fn keys_in_blocks_of_f8_are_transposed_as_they_are() {
+        let (heads, nope, value, latent) = (3, 4, 2, 6);
+        let rows = heads * (nope + value);
+        let codes: Vec<u8> = (0..rows * latent).map(|i| (i * 37 % 120) as u8).collect();
+        let bytes: Vec<u8> =
+            (0..rows / 2 * latent / 2).flat_map(|i| (0.5 + i as f32).to_le_bytes()).collect();
+        let scales = Scales { kind: ScaleType::F32, bytes: Bytes::from(bytes) };
+        let packed =
+            |block| Packed::F8Blocks { codes: Bytes::from(codes.clone()), scales: scales.clone(), block };
+        let kv_b = Matrix { name: "kv_b".into(), rows, cols: latent, packed: packed([2, 2]) };
+        let transposed = transpose_keys(&kv_b, heads, nope, value);
+        assert_eq!(transposed.layout(), Layout::F8Blocks);
+        let (mut row, mut column) = (vec![0f32; latent], vec![0f32; nope]);
+        for head in 0..heads {
+            for n in 0..nope {
+                kv_b.decode_row(head * (nope + value) + n, &mut row);
+                for (l, &x) in row.iter().enumerate() {
+                    transposed.decode_row(head * latent + l, &mut column);
+                    assert_eq!(column[n].to_bits(), x.to_bits(), "head {head}, {n}, {l}");
+                }
+            }
+        }
+        // A block that two heads share is decoded.
+        let odd = Matrix { name: "odd".into(), rows: 3 * 3, cols: latent, packed: packed([2, 2]) };
+        assert_ne!(transpose_keys(&odd, 3, 2, 1).layout(), Layout::F8Blocks);
+    }
 
     #[test]
     fn only_values_that_lose_no_bit_become_bf16() {

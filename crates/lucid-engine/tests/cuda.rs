@@ -5,6 +5,8 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // The lints spare test functions, not what they share.
 
 mod goldens;
+#[allow(dead_code)] // The processor's tests use all of it.
+mod repack;
 
 use std::io::Write;
 use std::sync::mpsc::channel;
@@ -221,6 +223,65 @@ fn batches_and_chunks_dont_change_a_bit() {
             assert_eq!(alone.logprobs.len(), together.logprobs.len());
         }
         together.shutdown();
+    }
+}
+
+/// The canary in INT4 (but attention) and in FP8 blocks: the processor's answers, and the promise of batches.
+#[test]
+fn other_layouts_match_the_processor_and_dont_depend_on_the_batch() {
+    for (name, repacked) in [("INT4", repack::int4()), ("FP8 blocks", repack::f8_blocks())] {
+        let checkpoint = &repacked.checkpoint;
+        let mut on_gpu = match Scorer::on(GPU, checkpoint, &semantics(Mode::Reference), None) {
+            Ok(scorer) => scorer,
+            Err(error) => return skip(&error),
+        };
+        let mut on_cpu = Scorer::new(checkpoint, &semantics(Mode::Reference), None).unwrap();
+        let mut worst = 0f32;
+        for prompt in prompts().iter().filter(|prompt| prompt.tokens.len() < 400) {
+            let mut expected = Vec::new();
+            on_cpu.score(&prompt.tokens, |_, logprobs| expected.push(logprobs.to_vec())).unwrap();
+            on_gpu
+                .score(&prompt.tokens, |position, logprobs| {
+                    for (a, b) in expected[position].iter().zip(logprobs) {
+                        // Far down the list, differences mean nothing.
+                        if *a > -12.0 {
+                            worst = worst.max((a - b).abs());
+                        }
+                    }
+                })
+                .unwrap();
+        }
+        println!("{name}: largest difference from the processor {worst:.1e}");
+        assert!(worst < 1e-3, "{name}: a log-probability is off by {worst}");
+
+        let start = |max_running, max_step_tokens| {
+            let options = EngineOptions {
+                device: GPU,
+                max_running,
+                max_step_tokens,
+                semantics: semantics(Mode::Serving),
+                ..EngineOptions::default()
+            };
+            Engine::start(checkpoint, &options).unwrap()
+        };
+        let prompts = prompts();
+        let requests: Vec<Request> = (0..9).map(|i| request(&prompts[i % prompts.len()])).collect();
+        let alone = start(1, 512);
+        let one_by_one: Vec<Answer> = requests
+            .iter()
+            .map(|request| generate(&alone, std::slice::from_ref(request)).remove(0))
+            .collect();
+        alone.shutdown();
+        for max_step_tokens in [512, 37] {
+            let together = start(16, max_step_tokens);
+            for (alone, together) in one_by_one.iter().zip(generate(&together, &requests)) {
+                assert!(
+                    alone.tokens == together.tokens && alone.logprobs == together.logprobs,
+                    "{name}, steps of {max_step_tokens}"
+                );
+            }
+            together.shutdown();
+        }
     }
 }
 

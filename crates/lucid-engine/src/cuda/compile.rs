@@ -9,14 +9,16 @@ use cudarc::nvrtc::sys as nvrtc;
 
 use super::driver::{Gpu, failed};
 use super::kernels::{
-    ATTENTION_SHARED, DOWN_SHARED, EXPERTS_WIDE_SHARED, GATE_UP_SHARED, MATMUL_SHARED, PREFILL_SHARED,
+    ATTENTION_SHARED, DOWN_SHARED, EXPERTS_WIDE_SHARED, GATE_UP_SHARED, MATMUL_FORMAT_SHARED, MATMUL_SHARED,
+    PREFILL_SHARED,
 };
 use crate::Error;
 
 /// The program's files, in the order in which they need each other.
-const SOURCES: [(&str, &str); 14] = [
+const SOURCES: [(&str, &str); 15] = [
     ("numerics.cuh", include_str!("kernels/numerics.cuh")),
     ("ring.cuh", include_str!("kernels/ring.cuh")),
+    ("formats.cuh", include_str!("kernels/formats.cuh")),
     ("mma.cuh", include_str!("kernels/mma.cuh")),
     ("bandwidth.cu", include_str!("kernels/bandwidth.cu")),
     ("embedding.cu", include_str!("kernels/embedding.cu")),
@@ -136,6 +138,7 @@ fn options(capability: u32, sizes: Sizes) -> Vec<String> {
         format!("-DROPE={}", sizes.rope),
         format!("-DTERMS={}", sizes.terms),
         format!("-DMATMUL_SHARED={MATMUL_SHARED}"),
+        format!("-DMATMUL_FORMAT_SHARED={MATMUL_FORMAT_SHARED}"),
         format!("-DGATE_UP_SHARED={GATE_UP_SHARED}"),
         format!("-DDOWN_SHARED={DOWN_SHARED}"),
         format!("-DEXPERTS_WIDE_SHARED={EXPERTS_WIDE_SHARED}"),

@@ -2,8 +2,8 @@
 
 use super::driver::{Address, Buffer, Gpu, launch};
 use super::kernels::{
-    DOWN_SHARED, EXPERTS_WIDE_SHARED, GATE_UP_SHARED, Kernels, Order, PREFILL_SHARED, PREFILL_VECTORS,
-    VisitsArgs,
+    DOWN_SHARED, EXPERTS_WIDE_SHARED, ExpertKernels, GATE_UP_SHARED, Kernels, Order, PREFILL_SHARED,
+    PREFILL_VECTORS, Pair, VisitsArgs,
 };
 use super::matmul::{Product, multiply};
 use super::router::Routes;
@@ -151,6 +151,16 @@ impl Pass {
         }
     }
 
+    /// The kernels for it, and what it becomes where the layout has none.
+    fn kernels(self, of: &ExpertKernels) -> (Pass, Pair) {
+        match (self, of.wide) {
+            (Pass::Wide, Some(wide)) => (Pass::Wide, wide),
+            (Pass::Many | Pass::Wide, _) => (Pass::Many, of.many),
+            (Pass::Prefill, _) => (Pass::Prefill, of.prefill),
+            (Pass::Plain | Pass::Narrow, _) => (Pass::Narrow, of.narrow),
+        }
+    }
+
     /// Blocks for so many rows, where `tiles` tiles belong to each sixteen, and `slices` warps share columns.
     fn row_blocks(self, rows: usize, tiles: usize, slices: usize) -> usize {
         match self {
@@ -191,7 +201,13 @@ pub fn visit(
 
 /// Whether the tensor-core kernels take such blocks.
 fn is_fast(layout: Layout, cols: usize, pass: Pass) -> bool {
-    layout == Layout::Nvfp4 && layout.is_fast(cols) && pass != Pass::Plain
+    layout.is_for_experts(cols) && pass != Pass::Plain
+}
+
+/// How many warps share a row: by shape alone.
+fn slices(layout: Layout, cols: usize, warps: usize) -> usize {
+    // bf16's own count is for tiles of 32 columns.
+    if layout == Layout::Bf16 { Layout::F8Blocks.slices(cols, warps) } else { layout.slices(cols, warps) }
 }
 
 /// Blocks that fill a large GPU: two on each of about 132 multiprocessors, twice over.
@@ -219,17 +235,16 @@ pub fn gate_up(
     let vectors = vectors(x, mlps.gate_layout, mlps.hidden);
     let down_order = mlps.down_layout.order(mlps.width);
     if is_fast(mlps.gate_layout, mlps.hidden, pass) {
-        let slices = mlps.gate_layout.slices(mlps.hidden, WARPS / 2);
+        let slices = slices(mlps.gate_layout, mlps.hidden, WARPS / 2);
+        let (pass, pair) = pass.kernels(kernels.experts(mlps.gate_layout));
         let kernel = match pass {
-            Pass::Plain | Pass::Narrow => kernels.experts_gate_up_8,
-            Pass::Many => kernels.experts_gate_up_24,
-            Pass::Wide => kernels.experts_gate_up_wide,
             Pass::Prefill => {
                 let grid = (pass.row_blocks(mlps.width, 2, slices), Pass::groups(visits, slots), 1);
                 let (slices, slots) = (slices as u32, slots as u32);
-                return launch!(gpu, kernels.experts_gate_up_prefill, grid, THREADS, PREFILL_SHARED;
+                return launch!(gpu, pair.gate_up, grid, THREADS, PREFILL_SHARED;
                     gate, up, rows, cols, visits, slots, vectors, activated, down_order, slices);
             }
+            _ => pair.gate_up,
         };
         let (grid, shared) =
             ((pass.row_blocks(mlps.width, 2, slices), slots, 1), pass.shared_bytes(GATE_UP_SHARED));
@@ -256,20 +271,21 @@ pub fn down(
     let (rows, cols, down) = (mlps.hidden as u32, mlps.width as u32, mlps.down.args());
     let (activated, y) = (buffers.activated.address(), buffers.down.address());
     if is_fast(mlps.down_layout, mlps.width, pass) {
-        let slices = mlps.down_layout.slices(mlps.width, WARPS);
+        let slices = slices(mlps.down_layout, mlps.width, WARPS);
+        let (pass, pair) = pass.kernels(kernels.experts(mlps.down_layout));
         let kernel = match pass {
-            Pass::Plain | Pass::Narrow => kernels.experts_down_8,
-            Pass::Many => kernels.experts_down_24,
-            Pass::Wide => kernels.experts_down_wide,
             Pass::Prefill => {
                 let grid = (pass.row_blocks(mlps.hidden, 1, slices), Pass::groups(visits, slots), 1);
                 let (slices, slots) = (slices as u32, slots as u32);
-                return launch!(gpu, kernels.experts_down_prefill, grid, THREADS, PREFILL_SHARED;
+                return launch!(gpu, pair.down, grid, THREADS, PREFILL_SHARED;
                     down, rows, cols, visits, slots, activated, y, slices);
             }
+            _ => pair.down,
         };
-        let (grid, shared) =
-            ((pass.row_blocks(mlps.hidden, 1, slices), slots, 1), pass.shared_bytes(DOWN_SHARED));
+        let (grid, shared) = (
+            (pass.row_blocks(mlps.hidden, 1, slices), slots, 1),
+            pass.shared_bytes(if mlps.down_layout == Layout::Bf16 { GATE_UP_SHARED } else { DOWN_SHARED }),
+        );
         let slices = slices as u32;
         launch!(gpu, kernel, grid, THREADS, shared; down, rows, cols, visits, activated, y, slices)
     } else {

@@ -4,6 +4,7 @@ use cudarc::driver::sys::CUfunction;
 
 use super::compile::{Module, Sizes};
 use super::driver::{Address, Gpu};
+use super::weights::Layout;
 use crate::Error;
 
 macro_rules! kernels {
@@ -11,6 +12,8 @@ macro_rules! kernels {
         /// Every kernel of the program.
         pub struct Kernels {
             $(#[allow(missing_docs, dead_code)] pub $name: CUfunction,)+
+            /// The experts' kernels for each form of weights.
+            experts: [ExpertKernels; 4],
             /// bf16 terms of an activation (see `numerics.cuh`).
             pub terms: usize,
             /// Whether the GPU's blocks have the shared memory that the largest kernels take: Hopper's and Blackwell's
@@ -32,6 +35,12 @@ macro_rules! kernels {
                 let roomy = gpu.shared_bytes_of_a_block()? >= ATTENTION_SHARED;
                 let kernels = Kernels {
                     $($name: module.kernel(stringify!($name))?,)+
+                    experts: [
+                        ExpertKernels::load(&module, "nvfp4")?,
+                        ExpertKernels::load(&module, "int4")?,
+                        ExpertKernels::load(&module, "f8")?,
+                        ExpertKernels::load(&module, "bf16")?,
+                    ],
                     terms: sizes.terms,
                     roomy,
                     prefill: roomy && gpu.capability() >= 90 && sizes.terms == 1,
@@ -49,6 +58,8 @@ kernels!(
     embed,
     tile_nvfp4,
     tile_bf16,
+    tile_int4,
+    tile_f8,
     rms_norm,
     split,
     matmul_plain,
@@ -58,6 +69,12 @@ kernels!(
     matmul_64,
     matmul_prefill_bf16,
     matmul_prefill_nvfp4,
+    matmul_int4_8,
+    matmul_int4_32,
+    matmul_prefill_int4,
+    matmul_f8_8,
+    matmul_f8_32,
+    matmul_prefill_f8,
     attention_inputs_f32,
     attention_inputs_bf16,
     attend_f32,
@@ -73,14 +90,6 @@ kernels!(
     group_visits,
     experts_gate_up_plain,
     experts_down_plain,
-    experts_gate_up_8,
-    experts_gate_up_24,
-    experts_gate_up_wide,
-    experts_gate_up_prefill,
-    experts_down_prefill,
-    experts_down_8,
-    experts_down_24,
-    experts_down_wide,
     combine,
     sum_ranks,
 );
@@ -88,8 +97,48 @@ kernels!(
 // SAFETY: handles of the driver, usable from any thread.
 unsafe impl Send for Kernels {}
 
+/// A kernel for gate and up, and the one for down.
+#[derive(Clone, Copy)]
+pub struct Pair {
+    /// `activated = silu(gate · x) ⊙ (up · x)`
+    pub gate_up: CUfunction,
+    /// `down · activated`
+    pub down: CUfunction,
+}
+
+/// The experts' kernels for weights of one form; which is for what, says `experts::Pass`.
+pub struct ExpertKernels {
+    /// Passes of 8 columns.
+    pub narrow: Pair,
+    /// Of up to 24.
+    pub many: Pair,
+    /// For large steps of decoding; bf16 weights have none, their tiles are too large.
+    pub wide: Option<Pair>,
+    /// For prompts.
+    pub prefill: Pair,
+}
+
+impl ExpertKernels {
+    fn load(module: &Module, form: &str) -> Result<ExpertKernels, Error> {
+        let pair = |variant: &str| {
+            Ok::<Pair, Error>(Pair {
+                gate_up: module.kernel(&format!("experts_gate_up_{form}_{variant}"))?,
+                down: module.kernel(&format!("experts_down_{form}_{variant}"))?,
+            })
+        };
+        Ok(ExpertKernels {
+            narrow: pair("8")?,
+            many: pair("24")?,
+            wide: if form == "bf16" { None } else { Some(pair("wide")?) },
+            prefill: pair("prefill")?,
+        })
+    }
+}
+
 /// Shared memory of a block of the products, in bytes: rings of weights on their way.
 pub const MATMUL_SHARED: usize = 64 << 10;
+/// The same for INT4 and FP8 weights.
+pub const MATMUL_FORMAT_SHARED: usize = 68 << 10;
 /// The same for the experts' gate and up: three blocks a multiprocessor.
 pub const GATE_UP_SHARED: usize = 72 << 10;
 /// The same for their down: four blocks.
@@ -104,25 +153,48 @@ pub const PREFILL_VECTORS: usize = 64;
 pub const ATTENTION_SHARED: usize = 226 << 10;
 
 impl Kernels {
+    /// The experts' kernels for weights of a layout that [`Layout::is_for_experts`].
+    #[must_use]
+    pub fn experts(&self, layout: Layout) -> &ExpertKernels {
+        match layout {
+            Layout::Nvfp4 => &self.experts[0],
+            Layout::Int4 => &self.experts[1],
+            Layout::F8Blocks => &self.experts[2],
+            _ => &self.experts[3],
+        }
+    }
+
     /// More than 48 KB of shared memory must be asked for, kernel by kernel.
     fn allow_shared(&self, gpu: &Gpu) -> Result<(), Error> {
         for kernel in [self.matmul_8, self.matmul_24, self.matmul_32, self.matmul_64] {
             gpu.allow_shared(kernel, MATMUL_SHARED)?;
         }
-        let up = [self.experts_gate_up_8, self.experts_gate_up_24];
-        let down = [self.experts_down_8, self.experts_down_24];
-        for kernel in up {
-            gpu.allow_shared(kernel, GATE_UP_SHARED)?;
+        for kernel in [self.matmul_int4_8, self.matmul_int4_32, self.matmul_f8_8, self.matmul_f8_32] {
+            gpu.allow_shared(kernel, MATMUL_FORMAT_SHARED)?;
         }
-        for kernel in down {
-            gpu.allow_shared(kernel, DOWN_SHARED)?;
+        for experts in &self.experts {
+            for pair in [experts.narrow, experts.many] {
+                gpu.allow_shared(pair.gate_up, GATE_UP_SHARED)?;
+                // bf16 takes as much as gate and up.
+                gpu.allow_shared(pair.down, GATE_UP_SHARED)?;
+            }
         }
         if self.roomy {
-            for kernel in [self.experts_gate_up_wide, self.experts_down_wide] {
-                gpu.allow_shared(kernel, EXPERTS_WIDE_SHARED)?;
+            for experts in &self.experts {
+                if let Some(pair) = experts.wide {
+                    gpu.allow_shared(pair.gate_up, EXPERTS_WIDE_SHARED)?;
+                    gpu.allow_shared(pair.down, EXPERTS_WIDE_SHARED)?;
+                }
+                gpu.allow_shared(experts.prefill.gate_up, PREFILL_SHARED)?;
+                gpu.allow_shared(experts.prefill.down, PREFILL_SHARED)?;
             }
-            let experts = [self.experts_gate_up_prefill, self.experts_down_prefill];
-            for kernel in experts.into_iter().chain([self.matmul_prefill_bf16, self.matmul_prefill_nvfp4]) {
+            let products = [
+                self.matmul_prefill_bf16,
+                self.matmul_prefill_nvfp4,
+                self.matmul_prefill_int4,
+                self.matmul_prefill_f8,
+            ];
+            for kernel in products {
                 gpu.allow_shared(kernel, PREFILL_SHARED)?;
             }
             let rows = [self.attend_rows_16, self.attend_rows_32];

@@ -1,7 +1,9 @@
 //! Matrix products `y = x Wᵀ` on packed weights, with vectors in split form.
 
 use super::driver::{Address, Gpu, launch};
-use super::kernels::{Kernels, MATMUL_SHARED, Order, PREFILL_SHARED, PREFILL_VECTORS, ProductArgs};
+use super::kernels::{
+    Kernels, MATMUL_FORMAT_SHARED, MATMUL_SHARED, Order, PREFILL_SHARED, PREFILL_VECTORS, ProductArgs,
+};
 use super::weights::{DeviceMatrix, Layout};
 use crate::Error;
 
@@ -13,6 +15,15 @@ const TILE_ROWS: usize = 16;
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Pair([ProductArgs; 2]);
+
+/// Which kernels take a weight: products of one family share a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Family {
+    /// bf16 and NVFP4.
+    Common,
+    Int4,
+    F8Blocks,
+}
 
 /// A product over a whole weight, one for each head or just one.
 #[derive(Clone, Copy)]
@@ -102,6 +113,14 @@ impl Product {
         self
     }
 
+    fn family(&self) -> Family {
+        match self.layout {
+            Layout::Int4 => Family::Int4,
+            Layout::F8Blocks => Family::F8Blocks,
+            _ => Family::Common,
+        }
+    }
+
     fn is_fast(&self) -> bool {
         // A head's columns begin at a multiple of its columns, so steps stay aligned; its rows must begin with a tile.
         let whole_tiles = self.args.row_first.is_multiple_of(16) && self.args.row_head.is_multiple_of(16);
@@ -137,8 +156,10 @@ pub fn multiply(
         let products = [Some(first), second].into_iter().flatten();
         return products.into_iter().try_for_each(|product| multiply_prefill(gpu, kernels, product, count));
     }
-    let together =
-        second.is_none_or(|second| second.is_fast() && second.heads == first.heads) && first.is_fast();
+    let shares = |second: Product| {
+        second.is_fast() && second.heads == first.heads && second.family() == first.family()
+    };
+    let together = first.is_fast() && second.is_none_or(shares);
     if !together {
         for product in [Some(first), second].into_iter().flatten() {
             if product.is_fast() {
@@ -149,25 +170,32 @@ pub fn multiply(
         }
         return Ok(());
     }
-    let (kernel, columns) = match count * kernels.terms {
-        0..=8 => (kernels.matmul_8, 8),
-        9..=24 => (kernels.matmul_24, 24),
-        25..=32 => (kernels.matmul_32, 32),
-        _ => (kernels.matmul_64, 64),
+    let (kernel, columns) = match (first.family(), count * kernels.terms) {
+        (Family::Int4, 0..=8) => (kernels.matmul_int4_8, 8),
+        (Family::Int4, _) => (kernels.matmul_int4_32, 32),
+        (Family::F8Blocks, 0..=8) => (kernels.matmul_f8_8, 8),
+        (Family::F8Blocks, _) => (kernels.matmul_f8_32, 32),
+        (Family::Common, 0..=8) => (kernels.matmul_8, 8),
+        (Family::Common, 9..=24) => (kernels.matmul_24, 24),
+        (Family::Common, 25..=32) => (kernels.matmul_32, 32),
+        (Family::Common, _) => (kernels.matmul_64, 64),
     };
+    let shared = if first.family() == Family::Common { MATMUL_SHARED } else { MATMUL_FORMAT_SHARED };
     let at_a_time = columns / kernels.terms;
     let blocks = first.row_blocks();
     let all_blocks = blocks + second.map_or(0, |second| second.row_blocks());
     let grid = (all_blocks, count.div_ceil(at_a_time), first.heads);
     let pair = Pair([first.args, second.unwrap_or(first).args]);
     let (first_blocks, vectors) = (blocks as u32, count as u32);
-    launch!(gpu, kernel, grid, 256, MATMUL_SHARED; pair, first_blocks, vectors)
+    launch!(gpu, kernel, grid, 256, shared; pair, first_blocks, vectors)
 }
 
 /// The kernel for prompts; the bits are those of decoding.
 fn multiply_prefill(gpu: &Gpu, kernels: &Kernels, product: Product, count: usize) -> Result<(), Error> {
     let kernel = match product.layout {
         Layout::Nvfp4 => kernels.matmul_prefill_nvfp4,
+        Layout::Int4 => kernels.matmul_prefill_int4,
+        Layout::F8Blocks => kernels.matmul_prefill_f8,
         _ => kernels.matmul_prefill_bf16,
     };
     // A warp has two tiles of rows.

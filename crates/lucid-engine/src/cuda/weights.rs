@@ -1,6 +1,8 @@
 //! The weights in the GPU's memory, with the bits that the checkpoint stores; copied once, at load.
 
-use lucid_checkpoint::{Matrix, Packed};
+use std::borrow::Cow;
+
+use lucid_checkpoint::{Matrix, Packed, ScaleType, Scales};
 
 use super::driver::{Address, Buffer, Gpu, launch};
 use super::kernels::{ExpertWeightArgs, Kernels, Order};
@@ -10,9 +12,9 @@ use crate::weights::{self, FeedForward as HostFeedForward, Mlp as HostMlp, Query
 
 /// A weight matrix.
 pub struct DeviceMatrix {
-    /// `[rows, cols]` packed as stored; what the tensor-core kernels take: in tiles, NVFP4 with the scales inside.
+    /// `[rows, cols]` packed as stored; what the tensor-core kernels take: in tiles, with the scales inside.
     pub values: Buffer,
-    /// NVFP4's block scales, if they are apart.
+    /// Scales of groups or blocks, if they are apart.
     pub scales: Option<Buffer>,
     /// What sums are multiplied with.
     pub global_scale: f32,
@@ -34,6 +36,8 @@ pub enum Layout {
     Bf16 = 2,
     F8E4m3 = 3,
     Nvfp4 = 4,
+    Int4 = 7,
+    F8Blocks = 9,
 }
 
 impl Layout {
@@ -42,9 +46,15 @@ impl Layout {
     pub fn is_fast(self, cols: usize) -> bool {
         match self {
             Layout::Bf16 => cols.is_multiple_of(32),
-            Layout::Nvfp4 => cols.is_multiple_of(128),
+            Layout::Nvfp4 | Layout::Int4 | Layout::F8Blocks => cols.is_multiple_of(128),
             _ => false,
         }
+    }
+
+    /// Whether the tensor-core kernels of experts do: all take tiles of 128 columns.
+    #[must_use]
+    pub fn is_for_experts(self, cols: usize) -> bool {
+        self.is_fast(cols) && cols.is_multiple_of(128)
     }
 
     /// The kernels' number for a matrix with so many columns: what the tensor-core kernels take is tiled.
@@ -53,6 +63,8 @@ impl Layout {
         match self {
             Layout::Nvfp4 if self.is_fast(cols) => 5,
             Layout::Bf16 if self.is_fast(cols) => 6,
+            Layout::Int4 if self.is_fast(cols) => 8,
+            Layout::F8Blocks if self.is_fast(cols) => 10,
             _ => self as i32,
         }
     }
@@ -66,39 +78,99 @@ impl Layout {
     /// Bytes of a matrix in the tiles that the tensor-core kernels take (see `numerics.cuh`).
     #[must_use]
     pub fn tiled_bytes(self, rows: usize, cols: usize) -> usize {
-        let tiles = if self == Layout::Nvfp4 { cols / 128 * 1_152 } else { cols / 32 * 1_024 };
+        let tiles = match self {
+            Layout::Nvfp4 | Layout::Int4 => cols / 128 * 1_152,
+            Layout::F8Blocks => cols / 128 * 2_064,
+            _ => cols / 32 * 1_024,
+        };
         rows.div_ceil(16) * tiles
     }
 
     /// How many of a block's `warps` share a row: a power of two, by shape alone, so that the order of sums is too.
     #[must_use]
     pub fn slices(self, cols: usize, warps: usize) -> usize {
-        let (step, steps_per_warp) = if self == Layout::Nvfp4 { (128, 14) } else { (32, 8) };
+        let (step, steps_per_warp) = match self {
+            Layout::Nvfp4 | Layout::Int4 => (128, 14),
+            Layout::F8Blocks => (128, 7),
+            _ => (32, 8),
+        };
         let wanted = (cols / step / steps_per_warp).clamp(1, warps);
         1 << wanted.ilog2()
     }
 }
 
-/// The stored bytes of a matrix.
+/// The stored bytes of a matrix, scales as the kernels take them.
 struct Stored<'a> {
     layout: Layout,
     values: &'a [u8],
-    scales: &'a [u8],
+    scales: Cow<'a, [u8]>,
     global_scale: f32,
 }
 
 fn stored(matrix: &Matrix) -> Stored<'_> {
-    let plain = |layout, values| Stored { layout, values, scales: &[], global_scale: 1.0 };
+    let plain = |layout, values| Stored { layout, values, scales: Cow::default(), global_scale: 1.0 };
     match &matrix.packed {
         Packed::F32(values) => plain(Layout::F32, values),
         Packed::F16(values) => plain(Layout::F16, values),
         Packed::Bf16(values) => plain(Layout::Bf16, values),
         Packed::F8E4m3(values) => plain(Layout::F8E4m3, values),
-        Packed::Nvfp4 { codes, scales, global_scale, .. } => {
-            Stored { layout: Layout::Nvfp4, values: codes, scales, global_scale: *global_scale }
+        Packed::Nvfp4 { codes, scales, global_scale, .. } => Stored {
+            layout: Layout::Nvfp4,
+            values: codes,
+            scales: Cow::Borrowed(scales),
+            global_scale: *global_scale,
+        },
+        Packed::Int4 { codes, scales, .. } => {
+            Stored { scales: Cow::Borrowed(&scales.bytes), ..plain(Layout::Int4, codes) }
         }
-        other => unreachable!("{other:?} was refused by Weights::check_gpu_layouts"),
+        Packed::F8Blocks { codes, scales, .. } => {
+            Stored { scales: f32_scales(scales, matrix), ..plain(Layout::F8Blocks, codes) }
+        }
+        other => unreachable!("{other:?} was refused by check_layout"),
     }
+}
+
+/// Scales of blocks in f32, which holds every type of them exactly.
+fn f32_scales<'a>(scales: &'a Scales, matrix: &Matrix) -> Cow<'a, [u8]> {
+    if scales.kind == ScaleType::F32 {
+        return Cow::Borrowed(&scales.bytes);
+    }
+    let count = matrix.rows.div_ceil(F8_BLOCK) * matrix.cols.div_ceil(F8_BLOCK);
+    Cow::Owned((0..count).flat_map(|i| scales.get(i).to_le_bytes()).collect())
+}
+
+/// Rows and columns of FP8's blocks, and INT4's groups: what the kernels are made for.
+const F8_BLOCK: usize = 128;
+const INT4_GROUP: usize = 32;
+
+/// Whether the kernels can read a matrix as it is stored; else why not.
+///
+/// # Errors
+/// When they can't.
+pub fn check_layout(matrix: &Matrix) -> Result<(), Error> {
+    let problem = match &matrix.packed {
+        Packed::F32(_) | Packed::F16(_) | Packed::Bf16(_) | Packed::F8E4m3(_) | Packed::Nvfp4 { .. } => {
+            return Ok(());
+        }
+        Packed::Int4 { scales, group_size, .. } => {
+            if scales.kind == ScaleType::Bf16 && *group_size == INT4_GROUP {
+                return Ok(());
+            }
+            format!("INT4 with scales in {:?} for {group_size} columns", scales.kind)
+        }
+        Packed::F8Blocks { block, .. } => {
+            if *block == [F8_BLOCK; 2] {
+                return Ok(());
+            }
+            format!("E4M3 in blocks of {} by {}", block[0], block[1])
+        }
+        Packed::Gguf { block, .. } => block.as_str().to_owned(),
+    };
+    Err(Error::Unsupported {
+        what: format!("tensor {}, stored as {problem}, on a GPU,", matrix.name),
+        hint: "run it on the CPU, or use a checkpoint in NVFP4, BF16, INT4 with BF16 scales for 32 columns, or E4M3 in blocks of 128 by \
+               128",
+    })
 }
 
 impl DeviceMatrix {
@@ -110,7 +182,7 @@ impl DeviceMatrix {
         let stored = stored(matrix);
         let (layout, rows, cols) = (stored.layout, matrix.rows, matrix.cols);
         let mut values = gpu.upload(stored.values)?;
-        let mut scales = if stored.scales.is_empty() { None } else { Some(gpu.upload(stored.scales)?) };
+        let mut scales = if stored.scales.is_empty() { None } else { Some(gpu.upload(&stored.scales)?) };
         if layout.is_fast(cols) {
             let tiles = gpu.allocate(layout.tiled_bytes(rows, cols))?;
             let given = scales.take();
@@ -143,7 +215,7 @@ pub struct ExpertMatrices {
     pub(super) scale_stride: usize,
 }
 
-/// Queues the tiling of a matrix, NVFP4 with its scales: the same bits in another order.
+/// Queues the tiling of a matrix with its scales: the same bits in another order.
 fn tile(
     gpu: &Gpu,
     kernels: &Kernels,
@@ -155,12 +227,14 @@ fn tile(
 ) -> Result<(), Error> {
     let blocks = (rows * cols / 8).div_ceil(256).clamp(1, 65_535);
     let (values, rows, cols) = (values.address(), rows as u32, cols as u32);
-    match scales.map(Buffer::address) {
-        Some(scales) if layout == Layout::Nvfp4 => {
-            launch!(gpu, kernels.tile_nvfp4, (blocks, 1, 1), 256, 0; values, scales, rows, cols, tiles)
-        }
-        _ => launch!(gpu, kernels.tile_bf16, (blocks, 1, 1), 256, 0; values, rows, cols, tiles),
-    }
+    let scales = scales.map_or(Address::NULL, Buffer::address);
+    let kernel = match layout {
+        Layout::Nvfp4 => kernels.tile_nvfp4,
+        Layout::Int4 => kernels.tile_int4,
+        Layout::F8Blocks => kernels.tile_f8,
+        _ => return launch!(gpu, kernels.tile_bf16, (blocks, 1, 1), 256, 0; values, rows, cols, tiles),
+    };
+    launch!(gpu, kernel, (blocks, 1, 1), 256, 0; values, scales, rows, cols, tiles)
 }
 
 impl ExpertMatrices {
@@ -195,11 +269,11 @@ impl ExpertMatrices {
             let place = values.address().offset(i * value_stride);
             if tiled {
                 gpu.write(staging.0.address(), part.values)?;
-                gpu.write(staging.1.address(), part.scales)?;
+                gpu.write(staging.1.address(), &part.scales)?;
                 tile(gpu, kernels, layout, &staging.0, Some(&staging.1), (rows, cols), place)?;
             } else {
                 gpu.write(place, part.values)?;
-                gpu.write(scales.address().offset(i * scale_stride), part.scales)?;
+                gpu.write(scales.address().offset(i * scale_stride), &part.scales)?;
             }
         }
         gpu.synchronize()?;
@@ -365,7 +439,7 @@ impl Weights {
         shard: Shard<'_>,
         progress: Option<fn(usize, usize)>,
     ) -> Result<Weights, Error> {
-        host.check_gpu_layouts()?;
+        host.matrices().try_for_each(check_layout)?;
         let part = |matrix| DeviceMatrix::upload(gpu, kernels, &shard.vocabulary_rows(matrix)?);
         let upload = |(i, layer)| {
             let uploaded = upload_layer(gpu, kernels, &shard.layer(layer)?)?;

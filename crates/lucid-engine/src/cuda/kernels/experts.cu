@@ -78,24 +78,25 @@ extern "C" __global__ void experts_down_plain(int layout, ExpertWeight down, u32
 }
 
 // The tiles of sixteen rows from `row` on; rows past the end repeat the last tile and are not stored.
+template <typename Format>
 __device__ __forceinline__ const u8* tiles_of(const ExpertWeight& w, u64 expert, u32 rows, u32 cols, u32 row) {
-    return w.values + expert * w.value_stride + (u64)(min(row, rows - 1) / 16) * (cols / 128) * TILE_BYTES;
+    return w.values + expert * w.value_stride + (u64)(min(row, rows - 1) / 16) * (cols / 128) * Format::BYTES;
 }
 
 // S stages of C tiles for each of R row tiles.
-template <int NT, int S, int R, int C>
+template <typename Format, int NT, int S, int R, int C>
 union ExpertMemory {
-    Ring<S, R, C * TILE_BYTES> ring;
+    Ring<S, R, C * Format::BYTES> ring;
     Partial<NT, R> partial;
 };
 
 // Tiles of gate and of up take turns: 2 i is gate's sixteen rows i, 2 i + 1 up's. A warp computes R of them, `slices` warps
 // share their columns. grid (row blocks, slots), 256 threads.
-template <int NT, int S, int R, int C>
+template <typename Format, int NT, int S, int R, int C>
 __device__ __forceinline__ void gate_up_block(Flags<S>& flags, const ExpertWeight& gate, const ExpertWeight& up, u32 rows,
                                               u32 cols, const Visits& visits, const Visit& visit, const u16* x,
                                               u16* activated, int out_order, u32 slices) {
-    typedef ExpertMemory<NT, S, R, C> Memory;
+    typedef ExpertMemory<Format, NT, S, R, C> Memory;
     static_assert(sizeof(Memory) <= GATE_UP_SHARED, "see kernels.rs");
     Memory& memory = *(Memory*)block_memory;
     const u32 capacity = NT * 8 / TERMS;
@@ -104,13 +105,13 @@ __device__ __forceinline__ void gate_up_block(Flags<S>& flags, const ExpertWeigh
 #pragma unroll
     for (int r = 0; r < R; r++) {
         u32 tile = row_tile<R>(slices, r);
-        weights[r] = tiles_of(tile % 2 ? up : gate, visit.expert, rows, cols, (blockIdx.x * pairs + tile / 2) * 16);
+        weights[r] = tiles_of<Format>(tile % 2 ? up : gate, visit.expert, rows, cols, (blockIdx.x * pairs + tile / 2) * 16);
     }
     u32 across = cols / 128, per_slice = (across + slices - 1) / slices;
     u32 first = warp % slices * per_slice, last = min(first + per_slice, across);
     Place<S> place = prepare(flags);
     for (u32 base = 0; base < visit.count; base += capacity) {
-        start<TILE_BYTES, C>(memory.ring, flags, place, weights, first, last);
+        start<Format::BYTES, C>(memory.ring, flags, place, weights, first, last);
         u32 here = min(capacity, visit.count - base);
         Columns<NT> columns;
         find_columns(columns, here, cols, [&](u32 v) {
@@ -119,11 +120,11 @@ __device__ __forceinline__ void gate_up_block(Flags<S>& flags, const ExpertWeigh
         Accumulators<NT> acc[R];
 #pragma unroll
         for (int r = 0; r < R; r++) acc[r].clear();
-        accumulate<NT, S, R, C>(memory.ring, flags, place, weights, columns, TILES(here * TERMS), first, last, acc);
+        accumulate<Format, NT, S, R, C>(memory.ring, flags, place, weights, columns, TILES(here * TERMS), first, last, acc);
         __syncthreads();
         store_partial(memory.partial, slices, acc);
-        float gate_scale = gate.global_scales[visit.expert] * NVFP4_UNIT;
-        float up_scale = up.global_scales[visit.expert] * NVFP4_UNIT;
+        float gate_scale = gate.global_scales[visit.expert] * Format::unit();
+        float up_scale = up.global_scales[visit.expert] * Format::unit();
         __syncthreads();
         for (u32 i = threadIdx.x; i < pairs * 16 * here; i += blockDim.x) {
             u32 row = i % 16, pair = i / 16 % pairs, vector = i / 16 / pairs;
@@ -140,11 +141,11 @@ __device__ __forceinline__ void gate_up_block(Flags<S>& flags, const ExpertWeigh
 }
 
 // y: [visits, rows]. grid (row blocks, slots), 256 threads.
-template <int NT, int S, int R, int C>
+template <typename Format, int NT, int S, int R, int C>
 __device__ __forceinline__ void down_block(Flags<S>& flags, const ExpertWeight& down, u32 rows, u32 cols, const Visit& visit,
                                            const u16* activated, float* y, u32 slices) {
-    typedef ExpertMemory<NT, S, R, C> Memory;
-    static_assert(sizeof(Memory) <= DOWN_SHARED, "see kernels.rs");
+    typedef ExpertMemory<Format, NT, S, R, C> Memory;
+    static_assert(sizeof(Memory) <= (Format::BYTES > F8_TILE_BYTES ? GATE_UP_SHARED : DOWN_SHARED), "see kernels.rs");
     Memory& memory = *(Memory*)block_memory;
     const u32 capacity = NT * 8 / TERMS;
     u32 warp = threadIdx.x / 32, tiles = WARPS * R / slices;
@@ -152,13 +153,13 @@ __device__ __forceinline__ void down_block(Flags<S>& flags, const ExpertWeight& 
 #pragma unroll
     for (int r = 0; r < R; r++) {
         u32 row = (blockIdx.x * tiles + row_tile<R>(slices, r)) * 16;
-        weights[r] = tiles_of(down, visit.expert, rows, cols, row);
+        weights[r] = tiles_of<Format>(down, visit.expert, rows, cols, row);
     }
     u32 across = cols / 128, per_slice = (across + slices - 1) / slices;
     u32 first = warp % slices * per_slice, last = min(first + per_slice, across);
     Place<S> place = prepare(flags);
     for (u32 base = 0; base < visit.count; base += capacity) {
-        start<TILE_BYTES, C>(memory.ring, flags, place, weights, first, last);
+        start<Format::BYTES, C>(memory.ring, flags, place, weights, first, last);
         if (base == 0) wait_for_previous();
         u32 here = min(capacity, visit.count - base);
         Columns<NT> columns;
@@ -167,10 +168,10 @@ __device__ __forceinline__ void down_block(Flags<S>& flags, const ExpertWeight& 
         Accumulators<NT> acc[R];
 #pragma unroll
         for (int r = 0; r < R; r++) acc[r].clear();
-        accumulate<NT, S, R, C>(memory.ring, flags, place, weights, columns, TILES(here * TERMS), first, last, acc);
+        accumulate<Format, NT, S, R, C>(memory.ring, flags, place, weights, columns, TILES(here * TERMS), first, last, acc);
         __syncthreads();
         store_partial(memory.partial, slices, acc);
-        float scale = down.global_scales[visit.expert] * NVFP4_UNIT;
+        float scale = down.global_scales[visit.expert] * Format::unit();
         __syncthreads();
         for (u32 i = threadIdx.x; i < tiles * 16 * here; i += blockDim.x) {
             u32 row = i % 16, tile = i / 16 % tiles, vector = i / 16 / tiles;
@@ -186,50 +187,61 @@ __device__ __forceinline__ void down_block(Flags<S>& flags, const ExpertWeight& 
 // Kernels by what an expert with many visitors needs: NT tiles of columns. Experts with few, which most are even in large steps,
 // take the path for one tile: there, vectors come a whole step ahead.
 // The lists are complete when `down` starts, for the kernel before it has waited for them: it fetches weights at once.
-#define EXPERTS(SUFFIX, NT, S, UP_C, UP_BLOCKS, DOWN_C, DOWN_BLOCKS)                                                   \
+#define EXPERTS(FORMAT, SUFFIX, NT, UP_S, UP_C, UP_BLOCKS, DOWN_S, DOWN_C, DOWN_BLOCKS)                                 \
     extern "C" __global__ void __launch_bounds__(THREADS, UP_BLOCKS)                                                   \
         experts_gate_up_##SUFFIX(ExpertWeight gate, ExpertWeight up, u32 rows, u32 cols, Visits visits, const u16* x,  \
                                  u16* activated, int out_order, u32 slices) {                                          \
-        __shared__ Flags<S> flags;                                                                                     \
+        __shared__ Flags<UP_S> flags;                                                                                  \
         Visit visit;                                                                                                   \
         wait_for_previous();                                                                                           \
         if (!find_visit(visits, blockIdx.y, visit)) return;                                                            \
         if (NT == 1 || visit.count <= 8 / TERMS)                                                                       \
-            gate_up_block<1, S, 1, UP_C>(flags, gate, up, rows, cols, visits, visit, x, activated, out_order, slices); \
+            gate_up_block<FORMAT, 1, UP_S, 1, UP_C>(flags, gate, up, rows, cols, visits, visit, x, activated,          \
+                                                    out_order, slices);                                                \
         else                                                                                                           \
-            gate_up_block<NT, S, 1, UP_C>(flags, gate, up, rows, cols, visits, visit, x, activated, out_order, slices);\
+            gate_up_block<FORMAT, NT, UP_S, 1, UP_C>(flags, gate, up, rows, cols, visits, visit, x, activated,         \
+                                                     out_order, slices);                                               \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS, DOWN_BLOCKS)                                                 \
         experts_down_##SUFFIX(ExpertWeight down, u32 rows, u32 cols, Visits visits, const u16* activated, float* y,    \
                               u32 slices) {                                                                            \
-        __shared__ Flags<S> flags;                                                                                     \
+        __shared__ Flags<DOWN_S> flags;                                                                                \
         Visit visit;                                                                                                   \
         if (!find_visit(visits, blockIdx.y, visit)) {                                                                  \
             wait_for_previous();                                                                                       \
             return;                                                                                                    \
         }                                                                                                              \
         if (NT == 1 || visit.count <= 8 / TERMS)                                                                       \
-            down_block<1, S, 1, DOWN_C>(flags, down, rows, cols, visit, activated, y, slices);                         \
+            down_block<FORMAT, 1, DOWN_S, 1, DOWN_C>(flags, down, rows, cols, visit, activated, y, slices);            \
         else                                                                                                           \
-            down_block<NT, S, 1, DOWN_C>(flags, down, rows, cols, visit, activated, y, slices);                        \
+            down_block<FORMAT, NT, DOWN_S, 1, DOWN_C>(flags, down, rows, cols, visit, activated, y, slices);           \
     }
-EXPERTS(8, 1, 2, 4, 3, 3, 4)   // passes of 8 columns
-EXPERTS(24, 3, 3, 1, 3, 1, 3)  // of up to 24
+// Passes of 8 columns, and of up to 24.
+EXPERTS(Nvfp4, nvfp4_8, 1, 2, 4, 3, 2, 3, 4)
+EXPERTS(Nvfp4, nvfp4_24, 3, 3, 1, 3, 3, 1, 3)
+EXPERTS(Int4, int4_8, 1, 2, 4, 3, 2, 3, 4)
+EXPERTS(Int4, int4_24, 3, 3, 1, 3, 3, 1, 3)
+EXPERTS(F8Blocks, f8_8, 1, 2, 2, 3, 3, 1, 4)
+EXPERTS(F8Blocks, f8_24, 3, 3, 1, 3, 3, 1, 3)
+EXPERTS(Bf16, bf16_8, 1, 2, 1, 3, 2, 1, 3)
+EXPERTS(Bf16, bf16_24, 3, 2, 1, 2, 2, 1, 2)
 
 // For serving, when there is work for the whole GPU: a warp has sixteen rows of gate and the same of up, or two tiles of down, and
 // all their columns. It works alone from the first byte to the result, and never waits for its block. The parts of `slices` are
 // added in the same order as above, so the bits are the same.
 #define WIDE_STAGES 3
-#define WIDE_TILES 2
+// Tiles of a stage: two to three KB.
+template <typename Format>
 struct WideMemory {
-    Ring<WIDE_STAGES, 2, WIDE_TILES * TILE_BYTES> ring;
+    static const int TILES_OF_STAGE = Format::BYTES > TILE_BYTES ? 1 : 2;
+    Ring<WIDE_STAGES, 2, TILES_OF_STAGE * Format::BYTES> ring;
 };
 
 // Calls f(row in the tile, vector, two row tiles' sums).
-template <int NT, typename V, typename F>
+template <typename Format, int NT, typename V, typename F>
 __device__ __forceinline__ void wide_pass(const u8* const (&weights)[2], u32 across, u32 slices, u32 here, u32 cols,
                                           Flags<WIDE_STAGES>& flags, Place<WIDE_STAGES>& place, V vector, F f) {
-    WideMemory& memory = *(WideMemory*)block_memory;
+    WideMemory<Format>& memory = *(WideMemory<Format>*)block_memory;
     Columns<NT> columns;
     find_columns(columns, here, cols, vector);
     Accumulators<NT> acc[2], total[2];
@@ -249,10 +261,11 @@ __device__ __forceinline__ void wide_pass(const u8* const (&weights)[2], u32 acr
         acc[1].clear();
         end_of_slice += per_slice;
     };
-    accumulate<NT, WIDE_STAGES, 2, WIDE_TILES>(memory.ring, flags, place, weights, columns, TILES(here), 0, across, acc,
-                                               [&](u32 tile) {
-                                                   if (tile == end_of_slice) add_slice();
-                                               });
+    const int C = WideMemory<Format>::TILES_OF_STAGE;
+    accumulate<Format, NT, WIDE_STAGES, 2, C>(memory.ring, flags, place, weights, columns, TILES(here), 0, across, acc,
+                                              [&](u32 tile) {
+                                                  if (tile == end_of_slice) add_slice();
+                                              });
     add_slice();
     u32 lane = threadIdx.x % 32;
 #pragma unroll
@@ -264,20 +277,20 @@ __device__ __forceinline__ void wide_pass(const u8* const (&weights)[2], u32 acr
         }
 }
 
-template <int NT>
+template <typename Format, int NT>
 __device__ __forceinline__ void gate_up_wide(const ExpertWeight& gate, const ExpertWeight& up, u32 rows, u32 cols,
                                              const Visits& visits, const Visit& visit, const u16* x, u16* activated,
                                              int out_order, u32 slices, Flags<WIDE_STAGES>& flags) {
-    WideMemory& memory = *(WideMemory*)block_memory;
+    WideMemory<Format>& memory = *(WideMemory<Format>*)block_memory;
     u32 row = (blockIdx.x * WARPS + threadIdx.x / 32) * 16;
     if (row >= rows) return;
-    const u8* const weights[2] = {tiles_of(gate, visit.expert, rows, cols, row), tiles_of(up, visit.expert, rows, cols, row)};
-    float gate_scale = gate.global_scales[visit.expert] * NVFP4_UNIT, up_scale = up.global_scales[visit.expert] * NVFP4_UNIT;
+    const u8* const weights[2] = {tiles_of<Format>(gate, visit.expert, rows, cols, row), tiles_of<Format>(up, visit.expert, rows, cols, row)};
+    float gate_scale = gate.global_scales[visit.expert] * Format::unit(), up_scale = up.global_scales[visit.expert] * Format::unit();
     Place<WIDE_STAGES> place = prepare(flags);
     for (u32 base = 0; base < visit.count; base += NT * 8) {
-        start<TILE_BYTES, WIDE_TILES>(memory.ring, flags, place, weights, 0, cols / 128);
+        start<Format::BYTES, WideMemory<Format>::TILES_OF_STAGE>(memory.ring, flags, place, weights, 0, cols / 128);
         u32 first = visit.first + base;
-        wide_pass<NT>(
+        wide_pass<Format, NT>(
             weights, cols / 128, slices, min(NT * 8, visit.count - base), cols, flags, place,
             [&](u32 v) { return x + (u64)token_of(visits, first + v) * cols; },
             [&](u32 r, u32 v, float gated, float value) {
@@ -288,21 +301,21 @@ __device__ __forceinline__ void gate_up_wide(const ExpertWeight& gate, const Exp
     }
 }
 
-template <int NT>
+template <typename Format, int NT>
 __device__ __forceinline__ void down_wide(const ExpertWeight& down, u32 rows, u32 cols, const Visit& visit,
                                           const u16* activated, float* y, u32 slices, Flags<WIDE_STAGES>& flags) {
-    WideMemory& memory = *(WideMemory*)block_memory;
+    WideMemory<Format>& memory = *(WideMemory<Format>*)block_memory;
     u32 row = (blockIdx.x * WARPS + threadIdx.x / 32) * 32;
-    const u8* const weights[2] = {tiles_of(down, visit.expert, rows, cols, row),
-                                  tiles_of(down, visit.expert, rows, cols, row + 16)};
-    float scale = down.global_scales[visit.expert] * NVFP4_UNIT;
+    const u8* const weights[2] = {tiles_of<Format>(down, visit.expert, rows, cols, row),
+                                  tiles_of<Format>(down, visit.expert, rows, cols, row + 16)};
+    float scale = down.global_scales[visit.expert] * Format::unit();
     Place<WIDE_STAGES> place = prepare(flags);
     for (u32 base = 0; base < visit.count; base += NT * 8) {
-        if (row < rows) start<TILE_BYTES, WIDE_TILES>(memory.ring, flags, place, weights, 0, cols / 128);
+        if (row < rows) start<Format::BYTES, WideMemory<Format>::TILES_OF_STAGE>(memory.ring, flags, place, weights, 0, cols / 128);
         if (base == 0) wait_for_previous();
         if (row >= rows) return;
         u32 first = visit.first + base;
-        wide_pass<NT>(
+        wide_pass<Format, NT>(
             weights, cols / 128, slices, min(NT * 8, visit.count - base), cols, flags, place,
             [&](u32 v) { return activated + (u64)(first + v) * cols; },
             [&](u32 r, u32 v, float low, float high) {
@@ -313,23 +326,24 @@ __device__ __forceinline__ void down_wide(const ExpertWeight& down, u32 rows, u3
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    experts_gate_up_wide(ExpertWeight gate, ExpertWeight up, u32 rows, u32 cols, Visits visits, const u16* x, u16* activated,
-                         int out_order, u32 slices) {
+template <typename Format>
+__device__ __forceinline__ void gate_up_wide(const ExpertWeight& gate, const ExpertWeight& up, u32 rows, u32 cols,
+                                             const Visits& visits, const u16* x, u16* activated, int out_order, u32 slices) {
 #if TERMS == 1
-    static_assert(sizeof(WideMemory) <= EXPERTS_WIDE_SHARED, "see kernels.rs");
+    static_assert(sizeof(WideMemory<Format>) <= EXPERTS_WIDE_SHARED, "see kernels.rs");
     __shared__ Flags<WIDE_STAGES> flags;
     Visit visit;
     wait_for_previous();
     if (!find_visit(visits, blockIdx.y, visit)) return;
     if (visit.count <= 8)
-        gate_up_wide<1>(gate, up, rows, cols, visits, visit, x, activated, out_order, slices, flags);
+        gate_up_wide<Format, 1>(gate, up, rows, cols, visits, visit, x, activated, out_order, slices, flags);
     else
-        gate_up_wide<2>(gate, up, rows, cols, visits, visit, x, activated, out_order, slices, flags);
+        gate_up_wide<Format, 2>(gate, up, rows, cols, visits, visit, x, activated, out_order, slices, flags);
 #endif
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    experts_down_wide(ExpertWeight down, u32 rows, u32 cols, Visits visits, const u16* activated, float* y, u32 slices) {
+template <typename Format>
+__device__ __forceinline__ void down_wide(const ExpertWeight& down, u32 rows, u32 cols, const Visits& visits,
+                                          const u16* activated, float* y, u32 slices) {
 #if TERMS == 1
     __shared__ Flags<WIDE_STAGES> flags;
     Visit visit;
@@ -338,11 +352,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         return;
     }
     if (visit.count <= 8)
-        down_wide<1>(down, rows, cols, visit, activated, y, slices, flags);
+        down_wide<Format, 1>(down, rows, cols, visit, activated, y, slices, flags);
     else
-        down_wide<2>(down, rows, cols, visit, activated, y, slices, flags);
+        down_wide<Format, 2>(down, rows, cols, visit, activated, y, slices, flags);
 #endif
 }
+#define EXPERTS_WIDE(FORMAT, NAME)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                         \
+        experts_gate_up_##NAME##_wide(ExpertWeight gate, ExpertWeight up, u32 rows, u32 cols, Visits visits,         \
+                                      const u16* x, u16* activated, int out_order, u32 slices) {                     \
+        gate_up_wide<FORMAT>(gate, up, rows, cols, visits, x, activated, out_order, slices);                         \
+    }                                                                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                         \
+        experts_down_##NAME##_wide(ExpertWeight down, u32 rows, u32 cols, Visits visits, const u16* activated,       \
+                                   float* y, u32 slices) {                                                           \
+        down_wide<FORMAT>(down, rows, cols, visits, activated, y, slices);                                           \
+    }
+EXPERTS_WIDE(Nvfp4, nvfp4)
+EXPERTS_WIDE(Int4, int4)
+EXPERTS_WIDE(F8Blocks, f8)
 
 // hidden += shared + Σ weight · expert, in the order of the routes; `=` if not `accumulate`. grid (width / 256, tokens).
 // places null: one block without router; y[token] is added as it is. shared_first: where the shared expert's visits begin.

@@ -21,7 +21,19 @@ __device__ __forceinline__ void wait_for_previous() {
 #define NAN_F __int_as_float(0x7fc00000)
 
 // Layouts, as `Layout` in weights.rs numbers them.
-enum { F32 = 0, F16 = 1, BF16 = 2, F8_E4M3 = 3, NVFP4 = 4, NVFP4_TILED = 5, BF16_TILED = 6 };
+enum {
+    F32 = 0,
+    F16 = 1,
+    BF16 = 2,
+    F8_E4M3 = 3,
+    NVFP4 = 4,
+    NVFP4_TILED = 5,
+    BF16_TILED = 6,
+    INT4 = 7,
+    INT4_TILED = 8,
+    F8_BLOCKS = 9,
+    F8_BLOCKS_TILED = 10
+};
 
 __device__ __forceinline__ float bf16_to_f32(u16 bits) { return __uint_as_float((u32)bits << 16); }
 
@@ -61,7 +73,16 @@ __device__ __forceinline__ float e2m1_to_f32(u32 code) {
 //   0: [32 lanes][8] values of row g;  512: the same of row g + 8
 #define BF16_TILE_BYTES 1024
 
-// The bits of each word of eight codes stand so that few instructions unpack them. In each half of the word (codes 0 to 3, 4 to
+// INT4 as NVFP4, but lane 4 g + t has columns 32 w + 8 t to 32 w + 8 t + 7 in word w. Columns 2 i of a word are in bits 4 i, columns
+// 2 i + 1 in bits 16 + 4 i.
+//   1024: [16 rows][4] bf16 scales
+
+// FP8 blocks in tiles of 16 rows by 128 columns, whose scale is one, columns as INT4's. The bytes of four columns 0 1 2 3 stand as
+// 0 2 1 3.
+//   0: [2 pairs of words][rows g, rows g + 8][32 lanes][2 words][8 bytes];  2048: the scale, f32, and 12 bytes of nothing
+#define F8_TILE_BYTES 2064
+
+// The bits of each word of eight NVFP4 codes stand so that few instructions unpack them. In each half of the word (codes 0 to 3, 4 to
 // 7), with a code's bits as s (sign) and a, b, c:
 //   15 14 13 12 11 10  9  8  7  6  5  4  3  2  1  0
 //   s0 s3 a3 s1 b3 c3 s2 a0 b0 c0 a1 b1 c1 a2 b2 c2
@@ -102,6 +123,21 @@ __device__ __forceinline__ float decode_bf16_tiled(const u8* values, u64 row, u3
     return bf16_to_f32(((const u16*)(tile + row % 16 / 8 * 512))[(row % 8 * 4 + k % 32 / 8) * 8 + k % 8]);
 }
 
+__device__ __forceinline__ float decode_int4_tiled(const u8* values, u64 row, u32 k, u32 cols) {
+    const u8* tile = values + (row / 16 * (cols / 128) + k / 128) * TILE_BYTES;
+    u32 high = row % 16 / 8, lane = row % 8 * 4 + k % 32 / 8, w = k % 128 / 32;
+    u32 word = ((const u32*)(tile + 512 * high))[4 * lane + w];
+    int code = word >> (k % 2 * 16 + k % 8 / 2 * 4) & 15;
+    return (float)(code - 8) * bf16_to_f32(((const u16*)(tile + 1024))[row % 16 * 4 + w]);
+}
+
+__device__ __forceinline__ float decode_f8_tiled(const u8* values, u64 row, u32 k, u32 cols) {
+    const u8* tile = values + (row / 16 * (cols / 128) + k / 128) * F8_TILE_BYTES;
+    u32 high = row % 16 / 8, lane = row % 8 * 4 + k % 32 / 8, w = k % 128 / 32;
+    u32 byte = k % 8 / 4 * 4 + k % 2 * 2 + k % 4 / 2;
+    return e4m3_to_f32(tile[w / 2 * 1024 + high * 512 + lane * 16 + w % 2 * 8 + byte]) * *(const float*)(tile + 2048);
+}
+
 // One element of a matrix with `cols` columns, without its global scale. NVFP4 columns are a multiple of 16.
 __device__ __forceinline__ float decode(int layout, const u8* values, const u8* scales, u64 row, u32 k, u32 cols) {
     u64 at = row * cols + k;
@@ -111,7 +147,12 @@ __device__ __forceinline__ float decode(int layout, const u8* values, const u8* 
         case BF16: return bf16_to_f32(((const u16*)values)[at]);
         case F8_E4M3: return e4m3_to_f32(values[at]);
         case NVFP4: return e2m1_to_f32(values[at / 2] >> 4 * (at % 2) & 15) * e4m3_to_f32(scales[at / 16]);
+        case INT4: return (float)((int)(values[at / 2] >> 4 * (at % 2) & 15) - 8) * bf16_to_f32(((const u16*)scales)[at / 32]);
+        // A scale for 128 rows, or the last ones, by 128 columns.
+        case F8_BLOCKS: return e4m3_to_f32(values[at]) * ((const float*)scales)[row / 128 * ((cols + 127) / 128) + k / 128];
         case BF16_TILED: return decode_bf16_tiled(values, row, k, cols);
+        case INT4_TILED: return decode_int4_tiled(values, row, k, cols);
+        case F8_BLOCKS_TILED: return decode_f8_tiled(values, row, k, cols);
         default: return decode_tiled(values, row, k, cols);
     }
 }

@@ -10,92 +10,51 @@
 #define VECTOR_PITCH 320      // bytes of a chunk of a vector: two neighbours' four pieces lie in different banks
 #define VECTOR_STAGES 3
 
-// WEIGHT_BYTES of a row tile a chunk.
-template <bool NVFP4_WEIGHTS>
+template <typename Format>
 struct PrefillMemory {
-    static const int STAGES = NVFP4_WEIGHTS ? 4 : 2;
-    static const int WEIGHT_BYTES = NVFP4_WEIGHTS ? TILE_BYTES : 4 * BF16_TILE_BYTES;
-    Ring<STAGES, 2, WEIGHT_BYTES> ring;
+    static const int STAGES = Format::BYTES > F8_TILE_BYTES ? 2 : Format::BYTES > TILE_BYTES ? 3 : 4;
+    Ring<STAGES, 2, Format::BYTES> ring;
     u8 vectors[VECTOR_STAGES][PREFILL_VECTORS * VECTOR_PITCH];
 };
 
-// Two row tiles times a chunk of the vectors. `before_tile(tile)` as in accumulate.
-template <typename F>
+// Two row tiles times a chunk of the vectors. A slice of the columns is a whole number of parts of COLUMNS columns; `before_part`
+// is called with the number of each.
+template <int COLUMNS, typename Format, typename F>
 __device__ __forceinline__ void multiply_chunk(const u8* const (&stage)[2], const u8* vectors, u32 tiles, u32 chunk,
-                                               const Factors& by, Accumulators<PREFILL_TILES> (&acc)[2], F before_tile,
-                                               PrefillMemory<true>*) {
+                                               Accumulators<PREFILL_TILES> (&acc)[2], F before_part) {
     u32 lane = threadIdx.x % 32;
-    before_tile(chunk);
-    uint4 low[2], high[2];
-    u32 low_pair[2], high_pair[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        low[r] = ((const uint4*)stage[r])[lane];
-        high[r] = ((const uint4*)(stage[r] + 512))[lane];
-        u32 scales = ((const u32*)(stage[r] + 1024))[lane];
-        low_pair[r] = scale_pair(__byte_perm(scales, 0, 0x4140));
-        high_pair[r] = scale_pair(__byte_perm(scales, 0, 0x4342));
-    }
+    const Factors by;
+    if (COLUMNS == CHUNK) before_part(chunk);
+    Format loaded[2];
+    loaded[0].load(stage[0], lane);
+    loaded[1].load(stage[1], lane);
     const u8* vector = vectors + lane / 4 * VECTOR_PITCH + lane % 4 * 16;
 #pragma unroll
     for (int word = 0; word < 4; word++) {
+        if (COLUMNS < CHUNK) before_part(4 * chunk + word);
         uint4 b[PREFILL_TILES];
 #pragma unroll
         for (int n = 0; n < PREFILL_TILES; n++) b[n] = *(const uint4*)(vector + n * 8 * VECTOR_PITCH + 64 * word);
-        u32 broadcast = word < 2 ? 0x1010 : 0x3232;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             u32 a[8];
-            unpack(a, (&low[r].x)[word], (&high[r].x)[word], __byte_perm(low_pair[r], 0, broadcast),
-                   __byte_perm(high_pair[r], 0, broadcast), by);
+            loaded[r].unpack(a, word, by);
 #pragma unroll
-            for (int n = 0; n < PREFILL_TILES; n++) {
-                if (n < tiles) {
-                    mma(acc[r].d[n], a[0], a[1], a[2], a[3], b[n].x, b[n].y);
-                    mma(acc[r].d[n], a[4], a[5], a[6], a[7], b[n].z, b[n].w);
-                }
-            }
-        }
-    }
-}
-
-template <typename F>
-__device__ __forceinline__ void multiply_chunk(const u8* const (&stage)[2], const u8* vectors, u32 tiles, u32 chunk,
-                                               const Factors&, Accumulators<PREFILL_TILES> (&acc)[2], F before_tile,
-                                               PrefillMemory<false>*) {
-    u32 lane = threadIdx.x % 32;
-    const u8* vector = vectors + lane / 4 * VECTOR_PITCH + lane % 4 * 16;
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
-        before_tile(4 * chunk + c);
-        uint4 b[PREFILL_TILES];
-#pragma unroll
-        for (int n = 0; n < PREFILL_TILES; n++) b[n] = *(const uint4*)(vector + n * 8 * VECTOR_PITCH + 64 * c);
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            uint4 low = ((const uint4*)(stage[r] + c * BF16_TILE_BYTES))[lane];
-            uint4 high = ((const uint4*)(stage[r] + c * BF16_TILE_BYTES + 512))[lane];
-#pragma unroll
-            for (int n = 0; n < PREFILL_TILES; n++) {
-                if (n < tiles) {
-                    mma(acc[r].d[n], low.x, high.x, low.y, high.y, b[n].x, b[n].y);
-                    mma(acc[r].d[n], low.z, high.z, low.w, high.w, b[n].z, b[n].w);
-                }
-            }
+            for (int n = 0; n < PREFILL_TILES; n++)
+                if (n < tiles) multiply_word(loaded[r], word, a, b[n], acc[r].d[n]);
         }
     }
 }
 
 // `here` vectors, number v at `vector(v)`; calls f(row in the tile, v, two row tiles' sums). Weights of this warp's row tiles.
-template <bool NVFP4_WEIGHTS, typename V, typename F>
+template <typename Format, int COLUMNS, typename V, typename F>
 __device__ __forceinline__ void prefill_block(const u8* const (&weights)[2], u32 cols, u32 slices, u32 here, bool early,
                                               V vector, F f) {
-    typedef PrefillMemory<NVFP4_WEIGHTS> Memory;
+    typedef PrefillMemory<Format> Memory;
     static_assert(sizeof(Memory) <= PREFILL_SHARED, "see kernels.rs");
     Memory& memory = *(Memory*)block_memory;
-    const int STAGES = Memory::STAGES, STEP = Memory::WEIGHT_BYTES;
+    const int STAGES = Memory::STAGES, STEP = Format::BYTES;
     __shared__ Flags<STAGES> flags;
-    const Factors by;
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, chunks = cols / CHUNK;
     Place<STAGES> place = prepare(flags);
     start<STEP, 1>(memory.ring, flags, place, weights, 0, chunks);
@@ -118,7 +77,7 @@ __device__ __forceinline__ void prefill_block(const u8* const (&weights)[2], u32
     Accumulators<PREFILL_TILES> acc[2], total[2];
     acc[0].clear();
     acc[1].clear();
-    u32 across = cols / (NVFP4_WEIGHTS ? 128 : 32), per_slice = (across + slices - 1) / slices, end_of_slice = per_slice;
+    u32 across = cols / COLUMNS, per_slice = (across + slices - 1) / slices, end_of_slice = per_slice;
     auto add_slice = [&]() {
 #pragma unroll
         for (int r = 0; r < 2; r++)
@@ -143,11 +102,9 @@ __device__ __forceinline__ void prefill_block(const u8* const (&weights)[2], u32
         const u8* const stage[2] = {memory.ring.bytes[warp][place.stage][0], memory.ring.bytes[warp][place.stage][1]};
         fetch<STEP, 1>(memory.ring, flags, before(place), weights, chunk + STAGES - 1, chunks);
         next(place);
-        multiply_chunk(stage, memory.vectors[chunk % VECTOR_STAGES], tiles, chunk, by, acc,
-                       [&](u32 tile) {
-                           if (tile == end_of_slice) add_slice();
-                       },
-                       (Memory*)nullptr);
+        multiply_chunk<COLUMNS, Format>(stage, memory.vectors[chunk % VECTOR_STAGES], tiles, chunk, acc, [&](u32 part) {
+            if (part == end_of_slice) add_slice();
+        });
     }
     add_slice();
 #pragma unroll
@@ -196,18 +153,19 @@ __device__ __forceinline__ bool find_group(const Visits& visits, u32 slots, u32 
 }
 
 // grid (rows / 128, groups of visits), 256 threads.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    experts_gate_up_prefill(ExpertWeight gate, ExpertWeight up, u32 rows, u32 cols, Visits visits, u32 slots, const u16* x,
-                            u16* activated, int out_order, u32 slices) {
+template <typename Format>
+__device__ __forceinline__ void gate_up_prefill(const ExpertWeight& gate, const ExpertWeight& up, u32 rows, u32 cols,
+                                                const Visits& visits, u32 slots, const u16* x, u16* activated,
+                                                int out_order, u32 slices) {
 #if BULK_COPIES && TERMS == 1
     Visit visit;
     u32 base;
     wait_for_previous();
     if (!find_group(visits, slots, blockIdx.y, visit, base)) return;
     u32 row = (blockIdx.x * WARPS + threadIdx.x / 32) * 16, first = visit.first + base;
-    const u8* const weights[2] = {tiles_of(gate, visit.expert, rows, cols, row), tiles_of(up, visit.expert, rows, cols, row)};
-    float gate_scale = gate.global_scales[visit.expert] * NVFP4_UNIT, up_scale = up.global_scales[visit.expert] * NVFP4_UNIT;
-    prefill_block<true>(
+    const u8* const weights[2] = {tiles_of<Format>(gate, visit.expert, rows, cols, row), tiles_of<Format>(up, visit.expert, rows, cols, row)};
+    float gate_scale = gate.global_scales[visit.expert] * Format::unit(), up_scale = up.global_scales[visit.expert] * Format::unit();
+    prefill_block<Format, CHUNK>(
         weights, cols, slices, min(PREFILL_VECTORS, visit.count - base), false,
         [&](u32 v) { return x + (u64)token_of(visits, first + v) * cols; },
         [&](u32 r, u32 v, float gated, float value) {
@@ -219,9 +177,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 }
 
 // grid (rows / 256, groups of visits), 256 threads.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    experts_down_prefill(ExpertWeight down, u32 rows, u32 cols, Visits visits, u32 slots, const u16* activated, float* y,
-                         u32 slices) {
+template <typename Format>
+__device__ __forceinline__ void down_prefill(const ExpertWeight& down, u32 rows, u32 cols, const Visits& visits, u32 slots,
+                                             const u16* activated, float* y, u32 slices) {
 #if BULK_COPIES && TERMS == 1
     Visit visit;
     u32 base;
@@ -231,10 +189,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         return;
     }
     u32 row = (blockIdx.x * WARPS + threadIdx.x / 32) * 32, first = visit.first + base;
-    const u8* const weights[2] = {tiles_of(down, visit.expert, rows, cols, row),
-                                  tiles_of(down, visit.expert, rows, cols, row + 16)};
-    float scale = down.global_scales[visit.expert] * NVFP4_UNIT;
-    prefill_block<true>(
+    const u8* const weights[2] = {tiles_of<Format>(down, visit.expert, rows, cols, row),
+                                  tiles_of<Format>(down, visit.expert, rows, cols, row + 16)};
+    float scale = down.global_scales[visit.expert] * Format::unit();
+    prefill_block<Format, CHUNK>(
         weights, cols, slices, min(PREFILL_VECTORS, visit.count - base), true,
         [&](u32 v) { return activated + (u64)(first + v) * cols; },
         [&](u32 r, u32 v, float low, float high) {
@@ -245,16 +203,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-// grid (rows / 256, groups of vectors, heads), 256 threads.
-template <bool NVFP4_WEIGHTS>
+#define EXPERTS_PREFILL(FORMAT, NAME)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                           \
+        experts_gate_up_##NAME##_prefill(ExpertWeight gate, ExpertWeight up, u32 rows, u32 cols, Visits visits,        \
+                                         u32 slots, const u16* x, u16* activated, int out_order, u32 slices) {         \
+        gate_up_prefill<FORMAT>(gate, up, rows, cols, visits, slots, x, activated, out_order, slices);                 \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                           \
+        experts_down_##NAME##_prefill(ExpertWeight down, u32 rows, u32 cols, Visits visits, u32 slots,                 \
+                                      const u16* activated, float* y, u32 slices) {                                    \
+        down_prefill<FORMAT>(down, rows, cols, visits, slots, activated, y, slices);                                   \
+    }
+EXPERTS_PREFILL(Nvfp4, nvfp4)
+EXPERTS_PREFILL(Int4, int4)
+EXPERTS_PREFILL(F8Blocks, f8)
+EXPERTS_PREFILL(Bf16, bf16)
+
+// grid (rows / 256, groups of vectors, heads), 256 threads. bf16 is cut into slices by 32 columns, as in decoding (matmul.cu).
+template <typename Format, int COLUMNS>
 __device__ __forceinline__ void matmul_prefill(const Product& p, u32 count) {
 #if BULK_COPIES && TERMS == 1
     u32 head = blockIdx.z, row = (blockIdx.x * WARPS + threadIdx.x / 32) * 32, base = blockIdx.y * PREFILL_VECTORS;
     u64 head_row = p.row_first + (u64)head * p.row_head;
-    u64 row_bytes = (u64)p.cols / CHUNK * PrefillMemory<NVFP4_WEIGHTS>::WEIGHT_BYTES;
+    u64 row_bytes = (u64)p.cols / CHUNK * Format::BYTES;
     const u8* const weights[2] = {p.values + (head_row + min(row, p.rows - 1)) / 16 * row_bytes,
                                   p.values + (head_row + min(row + 16, p.rows - 1)) / 16 * row_bytes};
-    prefill_block<NVFP4_WEIGHTS>(
+    prefill_block<Format, COLUMNS>(
         weights, p.cols, p.slices, min(PREFILL_VECTORS, count - base), true,
         [&](u32 v) {
             u64 at = p.gather ? p.gather[base + v] : base + v;
@@ -266,11 +240,12 @@ __device__ __forceinline__ void matmul_prefill(const Product& p, u32 count) {
         });
 #endif
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    matmul_prefill_bf16(const __grid_constant__ Product p, u32 count) {
-    matmul_prefill<false>(p, count);
-}
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    matmul_prefill_nvfp4(const __grid_constant__ Product p, u32 count) {
-    matmul_prefill<true>(p, count);
-}
+#define MATMUL_PREFILL(FORMAT, COLUMNS, NAME)                                \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                 \
+        matmul_prefill_##NAME(const __grid_constant__ Product p, u32 count) { \
+        matmul_prefill<FORMAT, COLUMNS>(p, count);                           \
+    }
+MATMUL_PREFILL(Bf16, 32, bf16)
+MATMUL_PREFILL(Nvfp4, CHUNK, nvfp4)
+MATMUL_PREFILL(Int4, CHUNK, int4)
+MATMUL_PREFILL(F8Blocks, CHUNK, f8)

@@ -93,10 +93,10 @@ impl Noise {
         }
     }
 
-    fn experts(&self, gpu: &Gpu, experts: usize, rows: usize, cols: usize) -> ExpertMatrices {
+    fn experts(&self, gpu: &Gpu, layout: Layout, experts: usize, rows: usize, cols: usize) -> ExpertMatrices {
         // Codes have a standard deviation of 2.9, scales of about 1.1.
         let global = 1.0 / (3.2 * (cols as f32).sqrt());
-        let value_stride = Layout::Nvfp4.tiled_bytes(rows, cols);
+        let value_stride = layout.tiled_bytes(rows, cols);
         ExpertMatrices {
             values: self.fill(gpu, &self.tiles, experts * value_stride),
             scales: gpu.allocate(0).unwrap(),
@@ -106,13 +106,13 @@ impl Noise {
         }
     }
 
-    fn mlps(&self, gpu: &Gpu, experts: usize) -> Mlps {
+    fn mlps(&self, gpu: &Gpu, layout: Layout, experts: usize) -> Mlps {
         Mlps {
-            gate: self.experts(gpu, experts, WIDTH, HIDDEN),
-            up: self.experts(gpu, experts, WIDTH, HIDDEN),
-            down: self.experts(gpu, experts, HIDDEN, WIDTH),
-            gate_layout: Layout::Nvfp4,
-            down_layout: Layout::Nvfp4,
+            gate: self.experts(gpu, layout, experts, WIDTH, HIDDEN),
+            up: self.experts(gpu, layout, experts, WIDTH, HIDDEN),
+            down: self.experts(gpu, layout, experts, HIDDEN, WIDTH),
+            gate_layout: layout,
+            down_layout: layout,
             width: WIDTH,
             hidden: HIDDEN,
         }
@@ -138,7 +138,7 @@ impl Noise {
             feed_forward: FeedForward::Experts(Box::new(Experts {
                 router: self.bf16(gpu, EXPERTS, HIDDEN),
                 bias: Some(gpu.upload(&vec![0f32; EXPERTS]).unwrap()),
-                routed: self.mlps(gpu, EXPERTS + 1),
+                routed: self.mlps(gpu, Layout::Nvfp4, EXPERTS + 1),
                 shared_joined: true,
                 shared: None,
             })),
@@ -195,7 +195,7 @@ fn decoding_at_full_width() {
     let copy = bandwidth(&gpu, &kernels, &noise);
     let layers: Vec<Layer> = (0..6).map(|_| noise.layer(&gpu)).collect();
     for batch in [1, 8, 32, 64] {
-        experts_alone(&gpu, &kernels, &layers, batch, copy);
+        experts_alone(&gpu, &kernels, &routed(&layers), batch, copy);
     }
     for batch in [1, 8, 32, 64] {
         projections(&gpu, &kernels, &noise, &layers, batch, copy);
@@ -226,12 +226,67 @@ fn expert_bytes(layer: &Mlps) -> f64 {
     one(&layer.gate) + one(&layer.up) + one(&layer.down)
 }
 
-fn experts_alone(gpu: &Gpu, kernels: &Kernels, layers: &[Layer], batch: usize, copy: f64) {
+fn routed(layers: &[Layer]) -> Vec<&Mlps> {
+    layers
+        .iter()
+        .filter_map(|layer| match &layer.feed_forward {
+            FeedForward::Experts(experts) => Some(&experts.routed),
+            FeedForward::Dense(_) => None,
+        })
+        .collect()
+}
+
+/// The experts of native Kimi-K2.5 (INT4) and of Kimi-K2 (FP8 blocks), and bf16 ones, as shared experts are beside INT4. The values are
+/// noise, and some no numbers: only the time counts.
+#[test]
+#[ignore = "a benchmark, for a GPU with 80 GB or more"]
+fn experts_in_other_forms_at_full_width() {
+    let Some((gpu, kernels)) = gpu_with_terms(1) else { return };
+    let noise = Noise::new(&gpu);
+    let copy = bandwidth(&gpu, &kernels, &noise);
+    for (layout, layers) in [(Layout::Nvfp4, 3), (Layout::Int4, 3), (Layout::F8Blocks, 2), (Layout::Bf16, 1)]
+    {
+        let mlps: Vec<Mlps> = (0..layers).map(|_| noise.mlps(&gpu, layout, EXPERTS + 1)).collect();
+        for batch in [1, 8, 32, 64, 2_048] {
+            println!("{layout:?}");
+            experts_alone(&gpu, &kernels, &mlps.iter().collect::<Vec<_>>(), batch, copy);
+        }
+    }
+    f8_projections(&gpu, &kernels, &noise, copy);
+}
+
+/// The output projection as DeepSeek-V3 stores it.
+fn f8_projections(gpu: &Gpu, kernels: &Kernels, noise: &Noise, copy: f64) {
+    let (rows, cols) = (HIDDEN, HEADS * 128);
+    let weights: Vec<DeviceMatrix> = (0..6)
+        .map(|_| DeviceMatrix {
+            values: noise.fill(gpu, &noise.tiles, Layout::F8Blocks.tiled_bytes(rows, cols)),
+            scales: None,
+            global_scale: 1.0,
+            layout: Layout::F8Blocks,
+            rows,
+            cols,
+        })
+        .collect();
+    let mut random = Random::new(1);
+    for batch in [1, 8, 32, 64, 2_048] {
+        let xs: Vec<f32> = (0..batch * cols).map(|_| random.number()).collect();
+        let x = split_vectors(gpu, kernels, &xs, cols, Order::Natural);
+        let y = gpu.upload(&vec![0f32; batch * rows]).unwrap();
+        let seconds = measure(gpu, |i| {
+            let product = Product::new(&weights[i % 6], x.address()).add_to(y.address());
+            multiply(gpu, kernels, product, None, batch).unwrap();
+        });
+        line(&format!("o in FP8, batch {batch}"), seconds, weights[0].values.bytes() as f64, copy);
+    }
+}
+
+fn experts_alone(gpu: &Gpu, kernels: &Kernels, mlps: &[&Mlps], batch: usize, copy: f64) {
     let moe = config(1).moe.unwrap();
     let mut random = Random::new(batch as u64);
     let xs: Vec<f32> = (0..batch * HIDDEN).map(|_| random.number()).collect();
-    let x = split_vectors(gpu, kernels, &xs, HIDDEN, Order::Nvfp4);
-    let x = Normed { natural: Address::NULL, nvfp4: x.address() };
+    let x = split_vectors(gpu, kernels, &xs, HIDDEN, mlps[0].gate_layout.order(HIDDEN));
+    let x = Normed { natural: x.address(), nvfp4: x.address() };
     let buffers = ExpertBuffers::new(gpu, kernels.terms, 9 * batch, WIDTH, HIDDEN).unwrap();
     // Eight routings by six layers: no weight is still in the second-level cache when its turn comes again.
     let mut distinct = 0;
@@ -245,25 +300,19 @@ fn experts_alone(gpu: &Gpu, kernels: &Kernels, layers: &[Layer], batch: usize, c
             routes
         })
         .collect();
-    let mlps: Vec<&Mlps> = layers
-        .iter()
-        .filter_map(|layer| match &layer.feed_forward {
-            FeedForward::Experts(experts) => Some(&experts.routed),
-            FeedForward::Dense(_) => None,
-        })
-        .collect();
     let experts = distinct as f64 / 8.0;
     println!("batch {batch}: {:.1} routed experts and the shared one", experts - 1.0);
     let slots = routings[0].most_active(batch);
     let pass = Pass::best(kernels, mlps[0], slots, batch);
     let up = measure(gpu, |i| {
         let visits = routings[i % 8].visits(batch);
-        gate_up(gpu, kernels, mlps[i % 6], visits, slots, pass, x, &buffers).unwrap();
+        gate_up(gpu, kernels, mlps[i % mlps.len()], visits, slots, pass, x, &buffers).unwrap();
     });
     let bytes = experts * expert_bytes(mlps[0]);
     line("experts, gate and up", up, bytes * 2.0 / 3.0, copy);
     let after = measure(gpu, |i| {
-        down(gpu, kernels, mlps[i % 6], routings[i % 8].visits(batch), slots, pass, &buffers).unwrap();
+        down(gpu, kernels, mlps[i % mlps.len()], routings[i % 8].visits(batch), slots, pass, &buffers)
+            .unwrap();
     });
     line("experts, down", after, bytes / 3.0, copy);
     line("experts", up + after, bytes, copy);

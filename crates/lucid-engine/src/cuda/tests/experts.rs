@@ -32,6 +32,14 @@ fn visits_match_f64(terms: usize, tolerance: f64) {
         (Layout::Nvfp4, 48, 64),
         (Layout::Bf16, 64, 40),
         (Layout::F8E4m3, 33, 17),
+        (Layout::Bf16, 256, 128),
+        (Layout::Bf16, 1_024, 384),
+        (Layout::Int4, 256, 128),
+        (Layout::Int4, 1_024, 288),
+        (Layout::Int4, 128, 1_152),
+        (Layout::F8Blocks, 256, 128),
+        (Layout::F8Blocks, 1_024, 272),
+        (Layout::F8Blocks, 128, 1_152),
     ];
     for (layout, hidden, width) in shapes {
         let matrix = |rows, cols, seed| random::matrix(layout, rows, cols, seed);

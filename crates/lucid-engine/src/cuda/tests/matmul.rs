@@ -1,4 +1,4 @@
-use lucid_checkpoint::{Bytes, Matrix, Packed, e4m3_to_f32, nvfp4};
+use lucid_checkpoint::{Bytes, Matrix, Packed, ScaleType, Scales, e4m3_to_f32, nvfp4};
 
 use super::random::{self, Random, decoded, dot};
 use super::{bf16, gpu, gpu_with_terms, poisoned, read, same_bits, split_vectors};
@@ -9,7 +9,8 @@ use crate::cuda::weights::{DeviceMatrix, Layout};
 /// A sum's rounding, relative to the sum of its absolute terms: tensor cores cut products off below 2^-24 of the largest.
 const TOLERANCE: f64 = 2e-6;
 
-const LAYOUTS: [Layout; 5] = [Layout::F32, Layout::F16, Layout::Bf16, Layout::F8E4m3, Layout::Nvfp4];
+const LAYOUTS: [Layout; 7] =
+    [Layout::F32, Layout::F16, Layout::Bf16, Layout::F8E4m3, Layout::Nvfp4, Layout::Int4, Layout::F8Blocks];
 
 #[test]
 fn products_match_f64_and_never_depend_on_the_batch() {
@@ -38,7 +39,12 @@ fn products_match_f64(terms: usize) {
     ];
     for layout in LAYOUTS {
         for (rows, cols) in shapes {
-            if layout == Layout::Nvfp4 && cols % 16 != 0 {
+            let group = match layout {
+                Layout::Nvfp4 => 16,
+                Layout::Int4 => 32,
+                _ => 1,
+            };
+            if cols % group != 0 {
                 continue;
             }
             let host = random::matrix(layout, rows, cols, random.word());
@@ -123,11 +129,55 @@ fn every_nvfp4_code_and_scale_is_decoded_exactly() {
     }
 }
 
+/// The same for every code of E4M3 (NaN too) and of INT4, in every place of a word.
+#[test]
+fn every_code_of_f8_and_int4_is_decoded_exactly() {
+    let Some((gpu, kernels)) = gpu() else { return };
+    let (rows, cols) = (256, 128);
+    let mut units = vec![0f32; cols * cols];
+    (0..cols).for_each(|k| units[k * cols + k] = 1.0);
+    // Row r has code r + k in column k.
+    let codes: Vec<u8> = (0..rows * cols).map(|i| (i / cols + i % cols) as u8).collect();
+    let scales = |kind, bytes: Vec<u8>| Scales { kind, bytes: Bytes::from(bytes) };
+    let f8 = Packed::F8Blocks {
+        codes: Bytes::from(codes.clone()),
+        scales: scales(ScaleType::F32, [0.37f32, 1.9].iter().flat_map(|x| x.to_le_bytes()).collect()),
+        block: [128, 128],
+    };
+    let int4 = Packed::Int4 {
+        codes: Bytes::from(codes.chunks_exact(2).map(|c| c[0] & 15 | c[1] << 4).collect::<Vec<u8>>()),
+        scales: scales(
+            ScaleType::Bf16,
+            (0..rows * cols / 32).flat_map(|i| (0x3c00 + i as u16 % 512).to_le_bytes()).collect(),
+        ),
+        group_size: 32,
+    };
+    for packed in [f8, int4] {
+        let host = Matrix { name: "codes".into(), rows, cols, packed };
+        let (weight, values) = (DeviceMatrix::upload(&gpu, &kernels, &host).unwrap(), decoded(&host));
+        let x = split_vectors(&gpu, &kernels, &units, cols, Order::Natural);
+        let y = poisoned(&gpu, cols * rows);
+        multiply(&gpu, &kernels, Product::new(&weight, x.address()).into(y.address()), None, cols).unwrap();
+        let y = read(&gpu, &y, cols * rows);
+        for (i, &expected) in values.iter().enumerate() {
+            let (row, k) = (i / cols, i % cols);
+            // A NaN anywhere in a row is its neighbours' sum, too.
+            let row_is_nan = values[row * cols..][..cols].iter().any(|x| x.is_nan());
+            let got = y[k * rows + row];
+            assert!(
+                got == expected || got.is_nan() && row_is_nan,
+                "{:?} {row} {k}: {got}, not {expected}",
+                host.layout()
+            );
+        }
+    }
+}
+
 #[test]
 fn heads_take_their_own_rows_and_columns() {
     let Some((gpu, kernels)) = gpu() else { return };
     let (heads, skip, rows, cols, count) = (5, 32, 48, 128, 3);
-    for layout in [Layout::Bf16, Layout::F32, Layout::Nvfp4] {
+    for layout in [Layout::Bf16, Layout::F32, Layout::Nvfp4, Layout::Int4] {
         let host = random::matrix(layout, heads * (skip + rows), cols, 3);
         let (weight, values) = (DeviceMatrix::upload(&gpu, &kernels, &host).unwrap(), decoded(&host));
         let xs = random::vector(count * heads * cols, 4);

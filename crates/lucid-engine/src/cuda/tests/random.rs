@@ -1,6 +1,6 @@
 //! Random vectors and packed matrices.
 
-use lucid_checkpoint::{Bytes, Matrix, Packed};
+use lucid_checkpoint::{Bytes, Matrix, Packed, ScaleType, Scales};
 
 use crate::cuda::weights::Layout;
 
@@ -66,6 +66,31 @@ pub fn matrix(layout: Layout, rows: usize, cols: usize, seed: u64) -> Matrix {
             scales: Bytes::from((0..len / 16).map(|_| 4 + (random.word() % 90) as u8).collect::<Vec<u8>>()),
             global_scale: 0.0123,
             input_scale: None,
+        },
+        // Scales from 2^-3 to 2^-2, so that values are about one.
+        Layout::Int4 => Packed::Int4 {
+            codes: Bytes::from((0..len / 2).map(|_| random.word() as u8).collect::<Vec<u8>>()),
+            scales: Scales {
+                kind: ScaleType::Bf16,
+                bytes: Bytes::from(
+                    (0..len / 32)
+                        .flat_map(|_| (0x3e00 + (random.word() % 128) as u16).to_le_bytes())
+                        .collect::<Vec<u8>>(),
+                ),
+            },
+            group_size: 32,
+        },
+        Layout::F8Blocks => Packed::F8Blocks {
+            codes: Bytes::from((0..len).map(|_| (random.word() as u8) & 0xbf).collect::<Vec<u8>>()),
+            scales: Scales {
+                kind: ScaleType::F32,
+                bytes: Bytes::from(
+                    (0..rows.div_ceil(128) * cols.div_ceil(128))
+                        .flat_map(|_| (0.5 + random.number().abs()).to_le_bytes())
+                        .collect::<Vec<u8>>(),
+                ),
+            },
+            block: [128, 128],
         },
     };
     Matrix { name: format!("random {}", layout as i32), rows, cols, packed }

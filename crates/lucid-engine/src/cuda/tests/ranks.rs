@@ -15,9 +15,11 @@ use crate::cpu::Span;
 use crate::kv_cache::PagePool;
 
 /// A folder without any tensor.
-fn empty_checkpoint(layers: usize) -> (tempfile::TempDir, Checkpoint) {
+fn empty_checkpoint(layers: usize, quantization: &str) -> (tempfile::TempDir, Checkpoint) {
     let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("config.json"), CONFIG.replace("LAYERS", &layers.to_string())).unwrap();
+    let config = CONFIG.replace("LAYERS", &layers.to_string()).replace(NVFP4, quantization);
+    assert!(config.contains(quantization));
+    std::fs::write(folder.path().join("config.json"), config).unwrap();
     let header = b"{}      ";
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend_from_slice(header);
@@ -26,77 +28,93 @@ fn empty_checkpoint(layers: usize) -> (tempfile::TempDir, Checkpoint) {
     (folder, checkpoint)
 }
 
+const NVFP4: &str = r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#;
+const INT4: &str = r#"{"quant_method": "compressed-tensors", "format": "pack-quantized"}"#;
+const F8: &str = r#"{"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}"#;
+
 #[test]
 #[ignore = "a benchmark, for two GPUs with 80 GB or more"]
 fn layers_on_one_and_two_gpus() {
-    const LAYERS: usize = 6;
-    let (_folder, checkpoint) = empty_checkpoint(LAYERS);
+    [1, 2].into_iter().for_each(|ranks| layers(NVFP4, 6, ranks));
+}
+
+/// Native Kimi-K2.5's layers (experts in INT4, all else in bf16) and those of Kimi-K2 as first published (FP8 blocks).
+#[test]
+#[ignore = "a benchmark, for a GPU with 120 GB or more"]
+fn layers_in_other_forms() {
+    layers(INT4, 6, 1);
+    layers(F8, 4, 1);
+}
+
+fn layers(quantization: &str, layers: usize, ranks: usize) {
+    let (_folder, checkpoint) = empty_checkpoint(layers, quantization);
     let semantics = SemanticsOptions::default();
     let vocab = checkpoint.config().vocab_size;
     let batches = [1usize, 8, 32, 64];
-    for ranks in [1, 2] {
-        let load = Load {
-            checkpoint: &checkpoint,
-            format: LoadFormat::Dummy,
-            semantics: &semantics,
-            threads: None,
-            positions: 4_096,
-            max_step_tokens: 64,
-            ranks,
-            progress: None,
-        };
-        let start = Instant::now();
-        let mut model = match Backend::load(Device::Cuda(0), &load) {
-            Ok(model) => model,
-            Err(error) => return println!("{ranks} GPUs: {error}"),
-        };
-        let mut pool = PagePool::new(64 * CONTEXT);
-        model.set_cache(pool.total()).unwrap();
-        println!("{ranks} GPUs, {LAYERS} layers: loaded in {:.1} s", start.elapsed().as_secs_f64());
-        for (i, (used, total)) in model.memory().into_iter().enumerate() {
-            println!("  GPU {i}: {:.1} of {:.1} GB", used as f64 / 1e9, total as f64 / 1e9);
+    let load = Load {
+        checkpoint: &checkpoint,
+        format: LoadFormat::Dummy,
+        semantics: &semantics,
+        threads: None,
+        positions: 4_096,
+        max_step_tokens: 64,
+        ranks,
+        progress: None,
+    };
+    let start = Instant::now();
+    let mut model = match Backend::load(Device::Cuda(0), &load) {
+        Ok(model) => model,
+        Err(error) => return println!("{ranks} GPUs: {error}"),
+    };
+    let mut pool = PagePool::new(64 * CONTEXT);
+    model.set_cache(pool.total()).unwrap();
+    println!(
+        "{ranks} GPUs, {quantization}, {layers} layers: loaded in {:.1} s",
+        start.elapsed().as_secs_f64()
+    );
+    for (i, (used, total)) in model.memory().into_iter().enumerate() {
+        println!("  GPU {i}: {:.1} of {:.1} GB", used as f64 / 1e9, total as f64 / 1e9);
+    }
+    let tables: Vec<Vec<_>> = (0..64)
+        .map(|_| {
+            let mut pages = Vec::new();
+            assert!(pool.extend(&mut pages, CONTEXT));
+            pages
+        })
+        .collect();
+    let mut steps = [[0f64; 4]; 2];
+    for (which, keep) in [layers, layers / 2].into_iter().enumerate() {
+        let Backend::Cuda(models) = &mut model else { unreachable!() };
+        models.iter_mut().for_each(|model| model.keep_layers(keep));
+        let mut random = Random::new(9);
+        let mut logits = Vec::new();
+        for (i, &batch) in batches.iter().enumerate() {
+            let spans: Vec<Span<'_>> = (0..batch)
+                .map(|row| Span { pages: &tables[row], position: CONTEXT - 1, count: 1, row })
+                .collect();
+            let mut times: Vec<f64> = (0..24)
+                .map(|_| {
+                    let tokens: Vec<TokenId> =
+                        (0..batch).map(|_| TokenId(random.below(vocab) as u32)).collect();
+                    let start = Instant::now();
+                    model.forward(&tokens, &spans, None::<&mut ()>).unwrap();
+                    // One row: the same for every batch.
+                    model.logits(&[0], &mut logits).unwrap();
+                    start.elapsed().as_secs_f64()
+                })
+                .skip(4)
+                .collect();
+            assert!(logits.iter().all(|x| x.is_finite()));
+            times.sort_by(f64::total_cmp);
+            steps[which][i] = times[10];
         }
-        let tables: Vec<Vec<_>> = (0..64)
-            .map(|_| {
-                let mut pages = Vec::new();
-                assert!(pool.extend(&mut pages, CONTEXT));
-                pages
-            })
-            .collect();
-        let mut steps = [[0f64; 4]; 2];
-        for (which, keep) in [LAYERS, LAYERS / 2].into_iter().enumerate() {
-            let Backend::Cuda(models) = &mut model else { unreachable!() };
-            models.iter_mut().for_each(|model| model.keep_layers(keep));
-            let mut random = Random::new(9);
-            let mut logits = Vec::new();
-            for (i, &batch) in batches.iter().enumerate() {
-                let spans: Vec<Span<'_>> = (0..batch)
-                    .map(|row| Span { pages: &tables[row], position: CONTEXT - 1, count: 1, row })
-                    .collect();
-                let mut times: Vec<f64> = (0..24)
-                    .map(|_| {
-                        let tokens: Vec<TokenId> =
-                            (0..batch).map(|_| TokenId(random.below(vocab) as u32)).collect();
-                        let start = Instant::now();
-                        model.forward(&tokens, &spans, None::<&mut ()>).unwrap();
-                        // One row: the same for every batch.
-                        model.logits(&[0], &mut logits).unwrap();
-                        start.elapsed().as_secs_f64()
-                    })
-                    .skip(4)
-                    .collect();
-                assert!(logits.iter().all(|x| x.is_finite()));
-                times.sort_by(f64::total_cmp);
-                steps[which][i] = times[10];
-            }
-        }
-        for (i, batch) in batches.into_iter().enumerate() {
-            let layer = (steps[0][i] - steps[1][i]) / (LAYERS - LAYERS / 2) as f64;
-            println!(
-                "{ranks} GPUs, batch {batch}: a layer {:.1} us, everything else in a step {:.0} us",
-                layer * 1e6,
-                (steps[0][i] - LAYERS as f64 * layer) * 1e6
-            );
-        }
+    }
+    for (i, batch) in batches.into_iter().enumerate() {
+        let layer = (steps[0][i] - steps[1][i]) / (layers - layers / 2) as f64;
+        println!(
+            "{ranks} GPUs, batch {batch}: a layer {:.1} us, everything else in a step {:.0} us",
+            layer * 1e6,
+            (steps[0][i] - layers as f64 * layer) * 1e6
+        );
     }
 }

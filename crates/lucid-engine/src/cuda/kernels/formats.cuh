@@ -1,0 +1,209 @@
+extern __shared__ __align__(128) u8 block_memory[];
+
+// The forms in which weights meet the tensor cores: each a struct that holds a thread's part of a tile of 16 rows by 128 columns
+// (see mma.cuh for the order), with
+//   BYTES   of a tile
+//   UNIT    what sums are multiplied with in the end, beside the matrix's global scale
+//   SCALED  whether sums of 32 columns are multiplied with a scale before they are added: where a scaled weight is no bf16 number
+//   load    from shared memory
+//   unpack  word `word` (columns 32 word to 32 word + 31) as operand A of two products, exact
+//   scale   of that word's rows g and g + 8
+// INT4, FP8 and bf16 take vectors in their natural order: in word w, thread t has columns 32 w + 8 t to 32 w + 8 t + 7.
+
+__device__ __forceinline__ void mma(float d[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// The product of bf16 pairs, exact wherever we use it. sm_80 has no bf16 multiply, so it is a sum with -0.
+__device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b) {
+    u32 d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000u));
+    return d;
+}
+
+// Left shifts as products: they run on a pipe that has nothing else to do. The compiler would turn them back into shifts if it
+// knew the factors, so they come from the block's size, which is 256.
+struct Factors {
+    u32 two = blockDim.x / 128, eight = blockDim.x / 32, sixty_four = blockDim.x / 4;
+};
+
+// Codes i and i + 4 of an interleaved word (see numerics.cuh) as a bf16 pair, times 2^-126: the sign in bit 15, the three
+// others in bits 8 to 6.
+template <int I>
+__device__ __forceinline__ u32 e2m1_pair(u32 word, const Factors& by) {
+    if (I == 0) return word & 0x81c081c0u;
+    if (I == 1) return word * by.eight & 0x81c081c0u;
+    if (I == 2) return word * by.sixty_four & 0x81c081c0u;
+    return (word * by.two & 0x80008000u) | (word >> 5 & 0x01000100u) | (word >> 4 & 0x00c000c0u);
+}
+
+// Two E4M3 scales, in bits 0 to 7 and 16 to 23, as a bf16 pair, times 2^119: exact, and NaN stays NaN.
+__device__ __forceinline__ u32 scale_pair(u32 codes) {
+    u32 magnitude = codes & 0x007f007fu;
+    u32 pair = multiply_pairs(magnitude * 16, 0x7b807b80u);  // 2^120: the plain value
+    pair = multiply_pairs(pair, 0x7b007b00u);                // 2^119
+    // 0x7f + 1 carries into bit 7; times 255 that is all ones in bits 7 to 14.
+    u32 nan = (magnitude + 0x00010001u & 0x00800080u) * 255;
+    return pair | (codes & 0x00800080u) * 256 | nan;
+}
+// NVFP4: E2M1 codes, an E4M3 scale for 16 columns; their products are bf16 numbers. Lane 4 g + t has columns 32 t to 32 t + 31.
+struct Nvfp4 {
+    static const int BYTES = TILE_BYTES;
+    static const bool SCALED = false;
+    static __device__ __forceinline__ float unit() { return 128.0f; }
+    uint4 low, high;
+    u32 low_pair, high_pair;
+
+    __device__ __forceinline__ void load(const u8* tile, u32 lane) {
+        low = ((const uint4*)tile)[lane];
+        high = ((const uint4*)(tile + 512))[lane];
+        // Two bytes for each row, brought to bits 0 and 16.
+        u32 scales = ((const u32*)(tile + 1024))[lane];
+        low_pair = scale_pair(__byte_perm(scales, 0, 0x4140));
+        high_pair = scale_pair(__byte_perm(scales, 0, 0x4342));
+    }
+    __device__ __forceinline__ void unpack(u32 (&a)[8], int word, const Factors& by) const {
+        u32 broadcast = word < 2 ? 0x1010 : 0x3232;
+        u32 l = (&low.x)[word], h = (&high.x)[word];
+        u32 low_scale = __byte_perm(low_pair, 0, broadcast), high_scale = __byte_perm(high_pair, 0, broadcast);
+        a[0] = multiply_pairs(e2m1_pair<0>(l, by), low_scale);
+        a[1] = multiply_pairs(e2m1_pair<0>(h, by), high_scale);
+        a[2] = multiply_pairs(e2m1_pair<1>(l, by), low_scale);
+        a[3] = multiply_pairs(e2m1_pair<1>(h, by), high_scale);
+        a[4] = multiply_pairs(e2m1_pair<2>(l, by), low_scale);
+        a[5] = multiply_pairs(e2m1_pair<2>(h, by), high_scale);
+        a[6] = multiply_pairs(e2m1_pair<3>(l, by), low_scale);
+        a[7] = multiply_pairs(e2m1_pair<3>(h, by), high_scale);
+    }
+    __device__ __forceinline__ float2 scale(int) const { return make_float2(1.0f, 1.0f); }
+};
+
+// INT4: a code is the value plus 8, a bf16 scale for 32 columns.
+struct Int4 {
+    static const int BYTES = TILE_BYTES;
+    static const bool SCALED = true;
+    static __device__ __forceinline__ float unit() { return 1.0f; }
+    uint4 low, high;
+    uint2 low_scales, high_scales;  // four bf16 each
+
+    // Codes 2 I and 2 I + 1 of a word, in bits 4 I and 16 + 4 I, as a bf16 pair: 128 plus a code is exact, and so is the difference.
+    template <int I>
+    static __device__ __forceinline__ u32 pair(u32 word) {
+        u32 raised = (word >> 4 * I & 0x000f000fu) | 0x43004300u, d;
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(raised), "r"(0x3f803f80u), "r"(0xc308c308u));
+        return d;
+    }
+    __device__ __forceinline__ void load(const u8* tile, u32 lane) {
+        low = ((const uint4*)tile)[lane];
+        high = ((const uint4*)(tile + 512))[lane];
+        low_scales = ((const uint2*)(tile + 1024))[lane / 4];
+        high_scales = ((const uint2*)(tile + 1024))[lane / 4 + 8];
+    }
+    __device__ __forceinline__ void unpack(u32 (&a)[8], int word, const Factors&) const {
+        u32 l = (&low.x)[word], h = (&high.x)[word];
+        a[0] = pair<0>(l);
+        a[1] = pair<0>(h);
+        a[2] = pair<1>(l);
+        a[3] = pair<1>(h);
+        a[4] = pair<2>(l);
+        a[5] = pair<2>(h);
+        a[6] = pair<3>(l);
+        a[7] = pair<3>(h);
+    }
+    static __device__ __forceinline__ float half(const uint2& scales, int word) {
+        u32 both = word < 2 ? scales.x : scales.y;
+        return __uint_as_float(word % 2 ? both & 0xffff0000u : both << 16);
+    }
+    __device__ __forceinline__ float2 scale(int word) const {
+        return make_float2(half(low_scales, word), half(high_scales, word));
+    }
+};
+
+// FP8: E4M3 with an f32 scale for blocks of 128 rows and columns.
+struct F8Blocks {
+    static const int BYTES = F8_TILE_BYTES;
+    static const bool SCALED = true;
+    static __device__ __forceinline__ float unit() { return 1.0f; }
+    uint4 low[2], high[2];  // words 0 and 1, words 2 and 3
+    float factor;
+
+    // Two codes, in bits 0 to 7 and 16 to 23, as a bf16 pair: exact, and NaN stays NaN.
+    static __device__ __forceinline__ u32 pair(u32 codes) {
+        u32 magnitude = codes & 0x007f007fu;
+        u32 value = multiply_pairs(magnitude * 16, 0x7b807b80u);  // 2^120
+        u32 nan = (magnitude + 0x00010001u & 0x00800080u) * 255;
+        return value | (codes & 0x00800080u) * 256 | nan;
+    }
+    __device__ __forceinline__ void load(const u8* tile, u32 lane) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            low[i] = ((const uint4*)(tile + 1024 * i))[lane];
+            high[i] = ((const uint4*)(tile + 1024 * i + 512))[lane];
+        }
+        factor = *(const float*)(tile + 2048);
+    }
+    __device__ __forceinline__ void unpack(u32 (&a)[8], int word, const Factors&) const {
+        const uint4 &l = low[word / 2], &h = high[word / 2];
+        u32 l0 = word % 2 ? l.z : l.x, l1 = word % 2 ? l.w : l.y;
+        u32 h0 = word % 2 ? h.z : h.x, h1 = word % 2 ? h.w : h.y;
+        a[0] = pair(l0);
+        a[1] = pair(h0);
+        a[2] = pair(l0 >> 8);
+        a[3] = pair(h0 >> 8);
+        a[4] = pair(l1);
+        a[5] = pair(h1);
+        a[6] = pair(l1 >> 8);
+        a[7] = pair(h1 >> 8);
+    }
+    __device__ __forceinline__ float2 scale(int) const { return make_float2(factor, factor); }
+};
+
+// bf16: four tiles of 32 columns are one of 128.
+struct Bf16 {
+    static const int BYTES = 4 * BF16_TILE_BYTES;
+    static const bool SCALED = false;
+    static __device__ __forceinline__ float unit() { return 1.0f; }
+    uint4 low[4], high[4];
+
+    __device__ __forceinline__ void load(const u8* tile, u32 lane) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            low[i] = ((const uint4*)(tile + BF16_TILE_BYTES * i))[lane];
+            high[i] = ((const uint4*)(tile + BF16_TILE_BYTES * i + 512))[lane];
+        }
+    }
+    __device__ __forceinline__ void unpack(u32 (&a)[8], int word, const Factors&) const {
+        const uint4 &l = low[word], &h = high[word];
+        a[0] = l.x;
+        a[1] = h.x;
+        a[2] = l.y;
+        a[3] = h.y;
+        a[4] = l.z;
+        a[5] = h.z;
+        a[6] = l.w;
+        a[7] = h.w;
+    }
+    __device__ __forceinline__ float2 scale(int) const { return make_float2(1.0f, 1.0f); }
+};
+
+// Adds a word of a tile times eight columns of vectors. Sums of 32 columns are scaled at once: the scale differs from word to word
+// (INT4), or holding them back would take more registers than there are (FP8).
+template <typename Format>
+__device__ __forceinline__ void multiply_word(const Format& weights, int word, const u32 (&a)[8], const uint4& v,
+                                              float (&sum)[4]) {
+    if (Format::SCALED) {
+        float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        mma(part, a[0], a[1], a[2], a[3], v.x, v.y);
+        mma(part, a[4], a[5], a[6], a[7], v.z, v.w);
+        float2 scale = weights.scale(word);
+        sum[0] = fmaf(scale.x, part[0], sum[0]);
+        sum[1] = fmaf(scale.x, part[1], sum[1]);
+        sum[2] = fmaf(scale.y, part[2], sum[2]);
+        sum[3] = fmaf(scale.y, part[3], sum[3]);
+    } else {
+        mma(sum, a[0], a[1], a[2], a[3], v.x, v.y);
+        mma(sum, a[4], a[5], a[6], a[7], v.z, v.w);
+    }
+}
