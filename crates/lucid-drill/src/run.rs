@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lucid_checkpoint::Files;
 use lucid_doctor::{Depth, Progress, Report, Subject, Verdict, diagnose};
-use lucid_engine::{EngineOptions, Mode, SemanticsOptions};
+use lucid_engine::{Device, EngineOptions, Mode, SemanticsOptions};
 use lucid_server::{App, Error, Plant, RunningServer, ServerOptions, spawn};
 use serde::Serialize;
 
@@ -96,12 +96,17 @@ fn serve_case(
     model_name: &str,
     case: &Case,
     seed: u64,
+    place: Place,
 ) -> Result<(RunningServer, Option<String>), Error> {
     let mut options = ServerOptions::new(model_name);
     (options.plant, options.plant_seed) = (case.plant, Some(seed));
     // A stalled answer would hold up the end of its run.
     options.limits.shutdown_grace = Duration::from_millis(200);
-    let app = App::load(files, &engine_options(case.setup), options)?;
+    let app = App::load(
+        files,
+        &EngineOptions { device: place.device, ranks: place.ranks, ..engine_options(case.setup) },
+        options,
+    )?;
     let own = || case.plant.map(|plant| format!("{plant}, variant of seed {seed}"));
     let fault = app.semantics().plant.clone().or_else(own);
     Ok((spawn("127.0.0.1:0", app)?, fault))
@@ -125,7 +130,23 @@ fn engine_options(setup: Setup) -> EngineOptions {
     }
 }
 
-/// Runs one case with one seed.
+/// Where the patient runs. The doctor's own engine always runs on the processor.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Its device, the first if there are several.
+    pub device: Device,
+    /// Ranks that share the model.
+    pub ranks: usize,
+}
+
+impl Default for Place {
+    fn default() -> Place {
+        let EngineOptions { device, ranks, .. } = EngineOptions::default();
+        Place { device, ranks }
+    }
+}
+
+/// Runs one case with one seed on the processor.
 ///
 /// # Errors
 /// When the server can't be started or stopped.
@@ -137,7 +158,23 @@ pub fn run(
     depth: Depth,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<(Outcome, Report), Error> {
-    let (server, fault) = serve_case(files, model_name, case, seed)?;
+    run_on(Place::default(), files, model_name, case, seed, depth, progress)
+}
+
+/// The same somewhere else.
+///
+/// # Errors
+/// As [`run`]; also when the fault can't be planted there.
+pub fn run_on(
+    place: Place,
+    files: &Files,
+    model_name: &str,
+    case: &Case,
+    seed: u64,
+    depth: Depth,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<(Outcome, Report), Error> {
+    let (server, fault) = serve_case(files, model_name, case, seed, place)?;
     let subject = Subject {
         endpoint: Some(server.url().to_owned()),
         checkpoint: Some(files.clone()),

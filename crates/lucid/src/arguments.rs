@@ -356,6 +356,12 @@ pub struct Drill {
     /// How much each examination may cost
     #[arg(long, value_enum, default_value_t = DepthArgument::Standard)]
     pub depth: DepthArgument,
+    /// Where the patient computes: cpu, cuda or cuda:N; faults that can't be planted there are left out, and said
+    #[arg(long, value_name = "DEVICE", default_value_t = Device::Cpu)]
+    pub device: Device,
+    /// GPUs that share the patient's model (on cpu: groups of threads)
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub tensor_parallel_size: usize,
     /// Write a page with the confusion matrix
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,

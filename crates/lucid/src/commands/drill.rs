@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use lucid_doctor::Depth;
-use lucid_drill::{CATALOGUE, Case, Score};
+use lucid_drill::{CATALOGUE, Case, Place, Score};
+use lucid_engine::Device;
 
 use crate::arguments::{DepthArgument, Drill};
 use crate::progress::ProgressLine;
@@ -25,15 +26,25 @@ pub fn run(arguments: &Drill) -> Result<ExitCode> {
         DepthArgument::Standard => Depth::Standard,
         DepthArgument::Thorough => Depth::Thorough,
     };
+    let place = Place { device: arguments.device, ranks: arguments.tensor_parallel_size };
     let mut line = ProgressLine::new();
     let mut outcomes = Vec::new();
     for case in chosen(&arguments.faults)? {
         for seed in arguments.seed..arguments.seed.saturating_add(arguments.runs) {
-            let (outcome, _) = lucid_drill::run(&files, bundled::NAME, case, seed, depth, &mut |progress| {
+            let ran = lucid_drill::run_on(place, &files, bundled::NAME, case, seed, depth, &mut |progress| {
                 line.show(&progress);
-            })?;
+            });
             line.clear();
-            outcomes.push(outcome);
+            match ran {
+                Ok((outcome, _)) => outcomes.push(outcome),
+                // Not every fault can be planted on a GPU.
+                Err(lucid_server::Error::Engine(error @ lucid_engine::Error::Unsupported { .. }))
+                    if case.plant.is_some() && place.device != Device::Cpu =>
+                {
+                    anstream::eprintln!("{} {}: {error}", style::dim("left out:"), case.name);
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
     }
     let score = Score::of(outcomes);
