@@ -129,7 +129,7 @@ impl<'a> Evaluator<'_, 'a> {
     fn name(&self, name: &'a str) -> Value<'a> {
         if let Some(binding) = self.scopes.lookup(self.scope, name) {
             return match &binding.value {
-                Value::Unknown | Value::Parameter => match by_name(name, name) {
+                Value::Unknown | Value::Parameter => match by_name(name, || name.to_owned()) {
                     Value::Unknown => binding.value.clone(),
                     value => value,
                 },
@@ -156,12 +156,12 @@ impl<'a> Evaluator<'_, 'a> {
             (Value::Dotted(module), _) if &**module == "builtins.__builtins__" => {
                 Value::Dotted(format!("builtins.{name}").into())
             }
-            (Value::Dotted(module), _) => Value::Dotted(format!("{module}.{name}").into()),
+            (Value::Dotted(module), _) => Value::Dotted(dotted(module, name)),
             (Value::Instance(class), "__class__") => Value::Class(class.clone()),
             (Value::Instance(class) | Value::Class(class), _) => match self.scopes.attribute(class, name) {
                 Some(value) => value.clone(),
                 None if name == "shape" => Value::Shape(self.words(written).into()),
-                None => by_name(name, &format!("{}.{name}", self.words(written))),
+                None => by_name(name, || format!("{}.{name}", self.words(written))),
             },
             (Value::Path(path), "name" | "stem") => {
                 Value::Text(Rc::new(Template::text(path.known().rsplit('/').next().unwrap_or(""))))
@@ -174,7 +174,7 @@ impl<'a> Evaluator<'_, 'a> {
             }
             (Value::ModuleFile(_), _) => base.clone(),
             (_, "shape") => Value::Shape(self.words(written).into()),
-            _ => by_name(name, &format!("{}.{name}", self.words(written))),
+            _ => by_name(name, || format!("{}.{name}", self.words(written))),
         }
     }
 
@@ -352,8 +352,17 @@ impl<'a> Evaluator<'_, 'a> {
     }
 }
 
+/// `module.name`; made for every attribute of every module, so without the machinery of formatting.
+fn dotted(module: &str, name: &str) -> Rc<str> {
+    let mut full = String::with_capacity(module.len() + 1 + name.len());
+    full.push_str(module);
+    full.push('.');
+    full.push_str(name);
+    full.into()
+}
+
 /// What a variable's or attribute's name alone says: a rank, a number of tokens.
-fn by_name<'a>(name: &str, of: &str) -> Value<'a> {
+fn by_name<'a>(name: &str, of: impl FnOnce() -> String) -> Value<'a> {
     match rank_of(name) {
         Some(rank) => Value::Rank(rank),
         None => named_measure(name, of),
@@ -361,7 +370,7 @@ fn by_name<'a>(name: &str, of: &str) -> Value<'a> {
 }
 
 /// A variable that is called a number of tokens or rows.
-fn named_measure<'a>(name: &str, of: &str) -> Value<'a> {
+fn named_measure<'a>(name: &str, of: impl FnOnce() -> String) -> Value<'a> {
     let counts = [
         "num_tokens",
         "n_tokens",
@@ -382,7 +391,7 @@ fn named_measure<'a>(name: &str, of: &str) -> Value<'a> {
         "query_len",
     ];
     if counts.contains(&name) {
-        return Value::Measure(Rc::new(Measure { of: of.to_owned(), what: Measured::Named }));
+        return Value::Measure(Rc::new(Measure { of: of(), what: Measured::Named }));
     }
     Value::Unknown
 }
@@ -395,7 +404,8 @@ pub(crate) fn one_line(text: &str, most: usize) -> String {
             line.push(' ');
         }
         line.push_str(word);
-        if line.chars().count() > most {
+        // Fewer bytes are fewer characters.
+        if line.len() > most && line.chars().count() > most {
             let mut cut: String = line.chars().take(most.saturating_sub(1)).collect();
             cut.push('…');
             return cut;

@@ -26,7 +26,9 @@ pub struct CodeEvidence {
     pub files: u64,
     /// Python files that were parsed, syntax errors included.
     pub parsed: u64,
-    /// Bytes of them.
+    /// Python files of other packages than the engines' that cannot hold a finding, by their path or text: not parsed.
+    pub ruled_out: u64,
+    /// Bytes of all of them.
     pub bytes: u64,
     /// Seconds that the reading took.
     pub seconds: f64,

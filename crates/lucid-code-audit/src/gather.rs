@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::time::Instant;
 
 use lucid_findings::Step;
-use rayon::prelude::*;
 use ruff_python_ast::PySourceType;
 
 use crate::evidence::{CodeEvidence, Distribution, FACTS, Notes, PATCHES};
@@ -18,12 +19,12 @@ use crate::model_map::{ModelFile, ModelMap, is_model_file};
 use crate::root::Root;
 use crate::scan::{Scanner, Subject};
 use crate::walk::{Found, python_files};
-use crate::{leftovers, source};
+use crate::{leftovers, prefilter, source};
 
-/// Stacks of the parse threads: `source::check_nesting` lets expressions through that need more than rayon's 2 MiB.
+/// Stacks of the parse threads: `source::check_nesting` lets expressions through that need more than a thread's usual 2 MiB.
 const STACK: usize = 64 << 20;
 /// Files between two reports of progress.
-const CHUNK: usize = 1_024;
+const STEP: usize = 1_024;
 
 /// Why nothing was gathered.
 #[derive(Debug, thiserror::Error)]
@@ -43,10 +44,27 @@ pub enum GatherError {
 struct Outcome {
     site: usize,
     parsed: bool,
+    ruled_out: bool,
     bytes: u64,
     judged: Judged,
     model: Option<ModelFile>,
     notes: Notes,
+}
+
+/// How the code is read.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadOptions {
+    /// Leave out of parsing what cannot hold a finding. Only a test wants it otherwise.
+    pub prefilter: bool,
+    /// Threads that read.
+    pub threads: usize,
+}
+
+impl Default for ReadOptions {
+    fn default() -> ReadOptions {
+        let threads = std::thread::available_parallelism().map_or(1, Into::into);
+        ReadOptions { prefilter: true, threads }
+    }
 }
 
 /// Reads the code under the site-packages folders. `root` is the patient's file tree (`/`, `/proc/PID/root`, an unpacked image),
@@ -57,6 +75,19 @@ struct Outcome {
 pub fn gather(
     root: &Path,
     site_packages: &[PathBuf],
+    progress: &mut dyn FnMut(Step),
+) -> Result<CodeEvidence, GatherError> {
+    gather_with(root, site_packages, ReadOptions::default(), progress)
+}
+
+/// As [`gather`], in a way of one's own.
+///
+/// # Errors
+/// As [`gather`].
+pub fn gather_with(
+    root: &Path,
+    site_packages: &[PathBuf],
+    options: ReadOptions,
     progress: &mut dyn FnMut(Step),
 ) -> Result<CodeEvidence, GatherError> {
     let started = Instant::now();
@@ -79,36 +110,27 @@ pub fn gather(
             site_packages.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
         return Err(GatherError::NoSitePackages(names));
     }
-    let pool = rayon::ThreadPoolBuilder::new()
-        .stack_size(STACK)
-        .build()
-        .map_err(|error| GatherError::Threads(error.to_string()))?;
     let of = found.len() as u64;
     evidence.files = of;
     let mut models = Vec::new();
     let mut ordinary: BTreeMap<String, u64> = BTreeMap::new();
-    for (number, chunk) in found.chunks(CHUNK).enumerate() {
-        let step = |done: u64| Step { done, of, unit: "files", text: "reading the code".to_owned() };
-        progress(step((number * CHUNK) as u64));
-        let read: Vec<Outcome> =
-            pool.install(|| chunk.par_iter().map(|(site, file)| read_guarded(*site, file)).collect());
-        for mut read in read {
-            evidence.parsed += u64::from(read.parsed);
-            evidence.bytes += read.bytes;
-            for fact in &mut read.judged.facts {
-                fact.site = read.site;
-            }
-            for patch in &mut read.judged.patches {
-                patch.site = read.site;
-            }
-            evidence.facts.append(&mut read.judged.facts);
-            evidence.patches.append(&mut read.judged.patches);
-            for (effect, count) in read.judged.ordinary {
-                *ordinary.entry(effect.name().to_owned()).or_default() += count;
-            }
-            models.extend(read.model);
-            evidence.notes.extend(read.notes);
+    for mut read in read_all(&found, options, progress)? {
+        evidence.parsed += u64::from(read.parsed);
+        evidence.ruled_out += u64::from(read.ruled_out);
+        evidence.bytes += read.bytes;
+        for fact in &mut read.judged.facts {
+            fact.site = read.site;
         }
+        for patch in &mut read.judged.patches {
+            patch.site = read.site;
+        }
+        evidence.facts.append(&mut read.judged.facts);
+        evidence.patches.append(&mut read.judged.patches);
+        for (effect, count) in read.judged.ordinary {
+            *ordinary.entry(effect.name().to_owned()).or_default() += count;
+        }
+        models.extend(read.model);
+        evidence.notes.extend(read.notes);
     }
     progress(Step { done: of, of, unit: "files", text: "reading the code".to_owned() });
     for (_, file) in &found {
@@ -139,26 +161,82 @@ pub fn gather(
     Ok(evidence)
 }
 
+/// Reads all files, the largest first, so that no thread is left with a long one at the end. Outcomes stand in the order of the files.
+fn read_all(
+    found: &[(usize, Found)],
+    options: ReadOptions,
+    progress: &mut dyn FnMut(Step),
+) -> Result<Vec<Outcome>, GatherError> {
+    let mut order: Vec<usize> = (0..found.len()).collect();
+    order.sort_by_key(|&at| std::cmp::Reverse(found[at].1.bytes));
+    let next = AtomicUsize::new(0);
+    let mut outcomes: Vec<Outcome> = Vec::new();
+    outcomes.resize_with(found.len(), Outcome::default);
+    std::thread::scope(|scope| {
+        let (sender, receiver) = mpsc::channel();
+        for _ in 0..options.threads.clamp(1, found.len().max(1)) {
+            let (sender, order, next) = (sender.clone(), &order, &next);
+            let work = move || {
+                let mut room = Vec::new();
+                while let Some(&at) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let (site, file) = &found[at];
+                    if sender.send((at, read_guarded(*site, file, options.prefilter, &mut room))).is_err() {
+                        break;
+                    }
+                }
+            };
+            std::thread::Builder::new()
+                .stack_size(STACK)
+                .spawn_scoped(scope, work)
+                .map_err(|error| GatherError::Threads(error.to_string()))?;
+        }
+        drop(sender);
+        for (done, (at, outcome)) in receiver.into_iter().enumerate() {
+            if done % STEP == 0 {
+                let (done, of) = (done as u64, found.len() as u64);
+                progress(Step { done, of, unit: "files", text: "reading the code".to_owned() });
+            }
+            outcomes[at] = outcome;
+        }
+        Ok(())
+    })?;
+    Ok(outcomes)
+}
+
 /// One file's trouble is a note, a fault of ours included.
-fn read_guarded(site: usize, file: &Found) -> Outcome {
-    catch_unwind(AssertUnwindSafe(|| read(site, file))).unwrap_or_else(|_| {
+fn read_guarded(site: usize, file: &Found, prefilter: bool, room: &mut Vec<u8>) -> Outcome {
+    catch_unwind(AssertUnwindSafe(|| read(site, file, prefilter, room))).unwrap_or_else(|_| {
         let mut failed = Outcome { site, ..Outcome::default() };
         failed.notes.add(&file.relative, "could not be analysed: a fault of this program".to_owned());
         failed
     })
 }
 
-fn read(site: usize, file: &Found) -> Outcome {
+fn read(site: usize, file: &Found, prefilter: bool, room: &mut Vec<u8>) -> Outcome {
     let mut read = Outcome { site, bytes: file.bytes, ..Outcome::default() };
-    let source = match source::read(&file.here) {
+    if prefilter && prefilter::ruled_out_by_path(&file.relative) {
+        read.ruled_out = true;
+        return read;
+    }
+    let source = match source::read(&file.here, std::mem::take(room)) {
         Ok(source) => source,
         Err(error) => {
             read.notes.add(&file.relative, error.to_string());
             return read;
         }
     };
+    examine(file, &source, prefilter, &mut read);
+    *room = source.text.into_bytes();
+    read
+}
+
+fn examine(file: &Found, source: &source::Source, prefilter: bool, read: &mut Outcome) {
     if let Some(note) = &source.note {
         read.notes.add(&file.relative, note.clone());
+    }
+    if prefilter && prefilter::ruled_out_by_text(&file.relative, source) {
+        read.ruled_out = true;
+        return;
     }
     let text = source.text.as_str();
     let parsed = ruff_python_parser::parse_unchecked_source(text, PySourceType::Python);
@@ -172,18 +250,23 @@ fn read(site: usize, file: &Found) -> Outcome {
     read.parsed = true;
     let body = &parsed.syntax().body;
     let module = module_name(&file.relative);
-    let mut scanner = Scanner::new(Subject {
-        relative: &file.relative,
-        module: &module,
-        text,
-        area: PATHS.area(&file.relative),
-    });
+    let area = PATHS.area(&file.relative);
+    let scanner = || Scanner::new(Subject { relative: &file.relative, module: &module, text, area });
+    // Outside of engines few files change others: a first look finds out which, before conditions are put in words.
+    if prefilter && area.is_none() {
+        let mut first = scanner();
+        first.guarding = false;
+        first.module(body);
+        if first.patches.is_empty() {
+            return;
+        }
+    }
+    let mut scanner = scanner();
     scanner.module(body);
     read.judged = judge(scanner);
     if is_model_file(&file.relative) {
         read.model = Some(ModelFile::read(&file.relative, body));
     }
-    read
 }
 
 /// The installed distributions by the folders that they own.

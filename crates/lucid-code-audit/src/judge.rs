@@ -1,12 +1,14 @@
 //! From deeds to facts: who leads there, when and how often it happens, and what speaks for a leftover or against it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
 
 use crate::conditions::{FlagPlace, GuardKind};
 use crate::evidence::{CodeFact, Effect, PatchFact};
 use crate::knowledge::{MARKS, PATHS};
 use crate::names::Origin;
-use crate::scan::{CallSite, Deed, Function, Scanner};
+use crate::scan::{Deed, Function, Scanner};
 use crate::scan_patch::excerpt;
 
 /// What a file's scan gave.
@@ -31,19 +33,15 @@ struct Timing {
 pub(crate) fn judge(scanner: Scanner<'_>) -> Judged {
     let mut judged = Judged::default();
     let area = scanner.subject.area.unwrap_or("");
-    let forward = reachable(&scanner.functions, area);
-    let mut sites: HashMap<&str, Vec<&CallSite<'_>>> = HashMap::new();
-    for site in &scanner.sites {
-        sites.entry(site.callee).or_default().push(site);
-    }
     if scanner.deeds.is_empty() {
         judged.patches = scanner.patches;
         return judged;
     }
+    let forward = reachable(&scanner.functions, area);
     let lines = Lines::new(scanner.subject.text);
     let mut last: Option<(usize, u32, u32)> = None;
     for deed in &scanner.deeds {
-        let Some(timing) = timing(deed, &scanner, &sites, area) else { continue };
+        let Some(timing) = timing(deed, &scanner, area) else { continue };
         let line = lines.of(deed.offset);
         // Without a condition of its own, what stands within four lines of the last deed belongs to it.
         let block = match (timing.block, last) {
@@ -70,7 +68,7 @@ pub(crate) fn judge(scanner: Scanner<'_>) -> Judged {
 fn reachable(functions: &[Function<'_>], area: &str) -> Vec<bool> {
     let mut forward: Vec<bool> =
         functions.iter().map(|function| PATHS.steps(area) && PATHS.is_forward(function.name)).collect();
-    let mut by_name: HashMap<&str, Vec<usize>> = HashMap::new();
+    let mut by_name: FxHashMap<&str, Vec<usize>> = FxHashMap::default();
     for (index, function) in functions.iter().enumerate() {
         by_name.entry(function.name).or_default().push(index);
     }
@@ -93,16 +91,11 @@ fn reachable(functions: &[Function<'_>], area: &str) -> Vec<bool> {
 }
 
 fn is_set(function: &Function<'_>, name: &str, extent: (u32, u32)) -> bool {
-    function.sets.iter().any(|(set, at)| set == name && (extent.0..=extent.1).contains(at))
+    function.sets.iter().any(|(set, at)| *set == name && (extent.0..=extent.1).contains(at))
 }
 
 /// Puts the guards of a deed (and of the only place that calls its function) in words. `None`: it never runs.
-fn timing(
-    deed: &Deed,
-    scanner: &Scanner<'_>,
-    sites: &HashMap<&str, Vec<&CallSite<'_>>>,
-    area: &str,
-) -> Option<Timing> {
+fn timing(deed: &Deed, scanner: &Scanner<'_>, area: &str) -> Option<Timing> {
     let function = &scanner.functions[deed.function];
     let mut timing = Timing {
         when: Vec::new(),
@@ -114,9 +107,10 @@ fn timing(
     let mut once: Option<String> = None;
     let own = deed.guards.iter().map(|guard| (guard, function));
     // A helper that is called from one place runs when that place does.
-    let callers: &[&CallSite<'_>] = sites.get(function.name).map_or(&[], Vec::as_slice);
-    let inherited = match callers {
-        [site] if site.function != deed.function && !PATHS.is_forward(function.name) => {
+    let inherited = match scanner.sites.get(function.name) {
+        Some(site)
+            if site.number == 1 && site.function != deed.function && !PATHS.is_forward(function.name) =>
+        {
             let caller = &scanner.functions[site.function];
             site.guards.iter().map(|guard| (guard, caller)).collect()
         }

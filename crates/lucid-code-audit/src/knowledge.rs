@@ -1,8 +1,8 @@
 //! The tables: calls, marks, paths. Read once; a test reads them at every build.
 
-use std::collections::HashMap;
 use std::sync::LazyLock;
 
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Deserialize;
 
 use crate::evidence::Effect;
@@ -42,14 +42,19 @@ struct CallsFile {
 #[derive(Debug)]
 pub(crate) struct Calls {
     rules: Vec<CallRule>,
-    calls: HashMap<String, usize>,
-    methods: HashMap<String, usize>,
+    calls: FxHashMap<String, usize>,
+    /// Last components of their names: most names of a file are told from all of them at once.
+    last: FxHashSet<String>,
+    methods: FxHashMap<String, usize>,
 }
 
 impl Calls {
     /// The rule of a full name, and the name that it has in the table. Any module that imported torch leads to it:
     /// `vllm.utils.torch.save` is `torch.save`.
     pub(crate) fn call(&self, name: &str) -> Option<(&CallRule, &str)> {
+        if !self.last.contains(name.rsplit('.').next()?) {
+            return None;
+        }
         let mut tail = name;
         loop {
             if let Some((known, &rule)) = self.calls.get_key_value(tail) {
@@ -57,6 +62,11 @@ impl Calls {
             }
             tail = &tail[tail.find('.')? + 1..];
         }
+    }
+
+    /// Whether the full name of a call ends so.
+    pub(crate) fn is_last(&self, name: &str) -> bool {
+        self.last.contains(name)
     }
 
     /// The rule of a method name.
@@ -184,7 +194,7 @@ fn table<T: for<'de> Deserialize<'de>>(text: &str, name: &str) -> T {
 
 pub(crate) static CALLS: LazyLock<Calls> = LazyLock::new(|| {
     let file: CallsFile = table(include_str!("../knowledge/calls.toml"), "calls.toml");
-    let (mut calls, mut methods) = (HashMap::new(), HashMap::new());
+    let (mut calls, mut methods) = (FxHashMap::default(), FxHashMap::default());
     let mut rules = Vec::new();
     for (index, rule) in file.call.into_iter().enumerate() {
         calls.extend(rule.names.iter().map(|name| (name.clone(), index)));
@@ -194,7 +204,8 @@ pub(crate) static CALLS: LazyLock<Calls> = LazyLock::new(|| {
         methods.extend(rule.names.iter().map(|name| (name.clone(), rules.len())));
         rules.push(rule);
     }
-    Calls { rules, calls, methods }
+    let last = calls.keys().filter_map(|name: &String| name.rsplit('.').next()).map(str::to_owned).collect();
+    Calls { rules, calls, last, methods }
 });
 
 pub(crate) static MARKS: LazyLock<Marks> =

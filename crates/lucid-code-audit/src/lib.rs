@@ -15,6 +15,7 @@ mod leftovers;
 mod measures;
 mod model_map;
 mod names;
+mod prefilter;
 mod root;
 mod scan;
 mod scan_call;
@@ -29,5 +30,5 @@ pub mod active;
 
 pub use checks::{FINDINGS, debug_code, monkeypatch};
 pub use evidence::{CodeEvidence, CodeFact, Distribution, Effect, Notes, PatchFact, PatchKind};
-pub use gather::{GatherError, gather};
+pub use gather::{GatherError, ReadOptions, gather, gather_with};
 pub use leftovers::{DumpFolder, FileGroup, Leftover};

@@ -1,9 +1,9 @@
 //! What names mean: scopes, bindings, and the little that is known of a value.
 
-use std::collections::HashMap;
 use std::rc::Rc;
 
 use ruff_python_ast as ast;
+use rustc_hash::FxHashMap;
 
 use crate::template::Template;
 
@@ -104,7 +104,7 @@ pub(crate) enum ScopeKind {
 pub(crate) struct Scope<'a> {
     pub kind: ScopeKind,
     pub parent: Option<usize>,
-    names: HashMap<&'a str, Binding<'a>>,
+    names: FxHashMap<&'a str, Binding<'a>>,
     globals: Vec<&'a str>,
 }
 
@@ -115,18 +115,25 @@ pub(crate) struct Scopes<'a> {
     /// Modules of `from x import *`, latest last.
     pub wildcards: Vec<Rc<str>>,
     /// Class attributes and attributes of `self`, by class and name.
-    attributes: HashMap<(Rc<str>, &'a str), Value<'a>>,
+    attributes: FxHashMap<(Rc<str>, &'a str), Value<'a>>,
+    /// Whether one of these attributes is a variable of the environment.
+    pub environment_attributes: bool,
 }
 
 impl<'a> Scopes<'a> {
     pub(crate) fn new() -> Scopes<'a> {
         let module =
-            Scope { kind: ScopeKind::Module, parent: None, names: HashMap::new(), globals: Vec::new() };
-        Scopes { all: vec![module], wildcards: Vec::new(), attributes: HashMap::new() }
+            Scope { kind: ScopeKind::Module, parent: None, names: FxHashMap::default(), globals: Vec::new() };
+        Scopes {
+            all: vec![module],
+            wildcards: Vec::new(),
+            attributes: FxHashMap::default(),
+            environment_attributes: false,
+        }
     }
 
     pub(crate) fn open(&mut self, kind: ScopeKind, parent: usize) -> usize {
-        self.all.push(Scope { kind, parent: Some(parent), names: HashMap::new(), globals: Vec::new() });
+        self.all.push(Scope { kind, parent: Some(parent), names: FxHashMap::default(), globals: Vec::new() });
         self.all.len() - 1
     }
 
@@ -168,8 +175,14 @@ impl<'a> Scopes<'a> {
         None
     }
 
+    /// Whether a name means something with a full name.
+    pub(crate) fn is_module(&self, scope: usize, name: &str) -> bool {
+        self.lookup(scope, name).is_some_and(|binding| matches!(binding.value, Value::Dotted(_)))
+    }
+
     pub(crate) fn set_attribute(&mut self, class: &Rc<str>, name: &'a str, value: Value<'a>) {
         // `self._save = None` in __init__ and the real one later: what is known wins over what is not.
+        self.environment_attributes |= matches!(value, Value::Environment(_));
         if !matches!(value, Value::Unknown) {
             self.attributes.insert((class.clone(), name), value);
         }

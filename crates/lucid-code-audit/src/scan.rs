@@ -1,12 +1,14 @@
 //! One pass over a file's syntax tree: names, guards, effects and patches, in the order in which Python would meet them.
 
+use std::borrow::Cow;
 use std::cell::Cell;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use ruff_python_ast::visitor::{self, Visitor};
 use ruff_python_ast::{self as ast, Expr, Stmt};
 use ruff_text_size::Ranged;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::conditions::Guard;
 use crate::evaluate::Evaluator;
@@ -33,9 +35,9 @@ pub(crate) struct Function<'a> {
     pub class: Option<Rc<str>>,
     pub parent: Option<usize>,
     /// Last names of what it calls.
-    pub calls: HashSet<&'a str>,
+    pub calls: FxHashSet<&'a str>,
     /// Names that it sets, and where: flags among them.
-    pub sets: Vec<(String, u32)>,
+    pub sets: Vec<(Cow<'a, str>, u32)>,
 }
 
 /// Something that the code does, before it is judged.
@@ -57,11 +59,11 @@ pub(crate) struct Deed {
     pub swallowed: bool,
 }
 
-/// A call of a function of this file under conditions.
-pub(crate) struct CallSite<'a> {
-    pub callee: &'a str,
+/// Where a function is called, by its last name: the first place with its conditions, and how many there are.
+pub(crate) struct CallSites {
     pub function: usize,
     pub guards: Vec<Rc<Guard>>,
+    pub number: u32,
 }
 
 pub(crate) struct Scanner<'a> {
@@ -71,12 +73,14 @@ pub(crate) struct Scanner<'a> {
     pub functions: Vec<Function<'a>>,
     pub function: usize,
     pub guards: Vec<Rc<Guard>>,
+    /// Whether conditions are put in words: a first look for patches goes without.
+    pub guarding: bool,
     pub swallowing: u32,
     pub deeds: Vec<Deed>,
-    pub sites: Vec<CallSite<'a>>,
+    pub sites: FxHashMap<&'a str, CallSites>,
     pub patches: Vec<PatchFact>,
     /// Full names that were kept under another name: `original = Linear.forward`.
-    pub kept: HashMap<Rc<str>, u32>,
+    pub kept: FxHashMap<Rc<str>, u32>,
     pub classes: Vec<Rc<str>>,
     pub deferred: VecDeque<Deferred<'a>>,
     depth: Cell<u32>,
@@ -103,7 +107,7 @@ impl<'a> Scanner<'a> {
             qualified: "<module>".to_owned(),
             class: None,
             parent: None,
-            calls: HashSet::new(),
+            calls: FxHashSet::default(),
             sets: Vec::new(),
         };
         Scanner {
@@ -113,11 +117,12 @@ impl<'a> Scanner<'a> {
             functions: vec![module],
             function: 0,
             guards: Vec::new(),
+            guarding: true,
             swallowing: 0,
             deeds: Vec::new(),
-            sites: Vec::new(),
+            sites: FxHashMap::default(),
             patches: Vec::new(),
-            kept: HashMap::new(),
+            kept: FxHashMap::default(),
             classes: Vec::new(),
             deferred: VecDeque::new(),
             depth: Cell::new(0),
@@ -163,7 +168,7 @@ impl<'a> Scanner<'a> {
             qualified,
             class: class.clone(),
             parent: Some(parent),
-            calls: HashSet::new(),
+            calls: FxHashSet::default(),
             sets: Vec::new(),
         });
         self.function = self.functions.len() - 1;
@@ -260,10 +265,10 @@ impl<'a> Visitor<'a> for Scanner<'a> {
                     _ => Value::Unknown,
                 };
                 if let Expr::Name(name) = &*assign.target {
-                    self.set(name.id.to_string(), &assign.target);
+                    self.set(name.id.as_str(), &assign.target);
                 }
                 match &*assign.target {
-                    Expr::Attribute(attribute) => self.set(attribute.attr.to_string(), &assign.target),
+                    Expr::Attribute(attribute) => self.set(attribute.attr.as_str(), &assign.target),
                     target => self.assign(target, sum, None),
                 }
             }

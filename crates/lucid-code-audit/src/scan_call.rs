@@ -7,23 +7,39 @@ use crate::evaluate::one_line;
 use crate::evidence::Effect;
 use crate::knowledge::{CALLS, CallRule, PATHS};
 use crate::names::Value;
-use crate::scan::{CallSite, Deed, Scanner};
+use crate::scan::{CallSites, Deed, Scanner};
 use crate::scan_names::last_name;
 use crate::template::Template;
+
+/// Last names of the calls that `scan_patch.rs` looks at.
+const PATCHING_METHODS: &[&str] = &[
+    "setattr",
+    "delattr",
+    "insert",
+    "append",
+    "update",
+    "setdefault",
+    "__setitem__",
+    "wrap_function_wrapper",
+    "patch_function_wrapper",
+    "wrap_object",
+    "register_model",
+];
 
 impl<'a> Scanner<'a> {
     /// A call: what it does, whom it changes, and who is called.
     pub(crate) fn called(&mut self, call: &'a ast::ExprCall, expression: &'a Expr) {
-        if let Some(name) = last_name(&call.func) {
+        if let Some(name) = last_name(&call.func)
+            && self.subject.area.is_some()
+        {
             self.functions[self.function].calls.insert(name);
             self.note_mutation(call, name);
-            if self.subject.area.is_some() {
-                self.sites.push(CallSite {
-                    callee: name,
-                    function: self.function,
-                    guards: self.guards.clone(),
-                });
-            }
+            let (function, guards) = (self.function, &self.guards);
+            let first = || CallSites { function, guards: guards.clone(), number: 0 };
+            self.sites.entry(name).or_insert_with(first).number += 1;
+        }
+        if self.subject.area.is_none() && self.is_another_call(&call.func) {
+            return;
         }
         let callee = self.value(&call.func);
         self.patching_call(call, &callee);
@@ -49,6 +65,24 @@ impl<'a> Scanner<'a> {
                 self.asked_environment(expression)
             }
             (None, _) => self.method_called(call, &callee, expression),
+        }
+    }
+
+    /// Whether a call outside of the engines' packages is told by its name alone to change nothing: `numpy.linalg.norm(…)`.
+    fn is_another_call(&self, function: &'a Expr) -> bool {
+        let Expr::Attribute(function) = function else { return false };
+        let name = function.attr.as_str();
+        if PATCHING_METHODS.contains(&name) || name.starts_with("write_") || CALLS.is_last(name) {
+            return false;
+        }
+        // With a module at its root the full name ends as it is spelled; a dictionary or a file of a module is no module.
+        let mut at = &*function.value;
+        loop {
+            match at {
+                Expr::Attribute(inner) if !inner.attr.as_str().starts_with("__") => at = &inner.value,
+                Expr::Name(root) => return self.scopes.is_module(self.scope, root.id.as_str()),
+                _ => return false,
+            }
         }
     }
 
@@ -79,14 +113,14 @@ impl<'a> Scanner<'a> {
                 Expr::Attribute(function),
             ) => {
                 if let Some(name) = last_name(&function.value) {
-                    self.set(name.to_owned(), &call.func);
+                    self.set(name, &call.func);
                 }
                 if let Some(Value::Text(key)) = call.arguments.args.first().map(|key| self.value(key)) {
                     self.set(key.render(), &call.func);
                 }
                 for keyword in &call.arguments.keywords {
                     if let Some(name) = &keyword.arg {
-                        self.set(name.to_string(), &call.func);
+                        self.set(name.as_str(), &call.func);
                     }
                 }
             }
@@ -327,7 +361,13 @@ impl<'a> Scanner<'a> {
         if self.subject.area.is_none() || self.function == 0 {
             return;
         }
-        let name = match self.value(expression) {
+        // An attribute is a variable of the environment only if a class keeps it, a comparison never is one by itself.
+        let value = match expression {
+            Expr::Attribute(_) if !self.scopes.environment_attributes => return,
+            Expr::Compare(_) => Value::Unknown,
+            _ => self.value(expression),
+        };
+        let name = match value {
             Value::Environment(name) => name.to_string(),
             _ => match expression {
                 Expr::Compare(compare)

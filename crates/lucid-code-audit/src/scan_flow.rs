@@ -30,6 +30,9 @@ impl<'a> Scanner<'a> {
 
     /// Adds the conditions under which `test` is true; the caller truncates.
     pub(crate) fn push_guards(&mut self, test: &'a Expr, negated: bool, extent: (u32, u32)) {
+        if !self.guarding {
+            return;
+        }
         let offset = test.range().start().to_u32();
         let conditions = self.evaluator().conditions(test, negated);
         // A hundred conditions around one statement are generated code; the first ones say enough.

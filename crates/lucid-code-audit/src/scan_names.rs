@@ -1,5 +1,6 @@
 //! Imports, assignments and definitions: what names come to mean.
 
+use std::borrow::Cow;
 use std::rc::Rc;
 
 use ruff_python_ast::visitor::Visitor;
@@ -59,7 +60,7 @@ impl<'a> Scanner<'a> {
             Expr::Name(name) => {
                 let id = name.id.as_str();
                 if self.scopes.is_global(self.scope, id) {
-                    self.set(id.to_owned(), target);
+                    self.set(id, target);
                 }
                 if let Value::Dotted(full) = &value {
                     self.kept.entry(full.clone()).or_insert_with(|| target.range().start().to_u32());
@@ -91,7 +92,7 @@ impl<'a> Scanner<'a> {
             }
             Expr::Starred(starred) => self.assign(&starred.value, Value::Unknown, None),
             Expr::Attribute(attribute) => {
-                self.set(attribute.attr.as_str().to_owned(), target);
+                self.set(attribute.attr.as_str(), target);
                 self.patched_attribute(attribute, &value, written);
                 let base = self.value(&attribute.value);
                 if let Value::Instance(class) | Value::Class(class) = base {
@@ -100,10 +101,10 @@ impl<'a> Scanner<'a> {
             }
             Expr::Subscript(subscript) => {
                 let key = match self.value(&subscript.slice) {
-                    Value::Text(key) => key.constant().map(str::to_owned),
+                    Value::Text(key) => key.constant().map(|key| Cow::Owned(key.to_owned())),
                     _ => None,
                 };
-                let name = key.or_else(|| last_name(&subscript.value).map(str::to_owned));
+                let name = key.or_else(|| last_name(&subscript.value).map(Cow::Borrowed));
                 if let Some(name) = name {
                     self.set(name, target);
                 }
@@ -113,9 +114,12 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    pub(crate) fn set(&mut self, name: String, at: &Expr) {
-        let offset = at.range().start().to_u32();
-        self.functions[self.function].sets.push((name, offset));
+    pub(crate) fn set(&mut self, name: impl Into<Cow<'a, str>>, at: &Expr) {
+        // Flags are asked for deeds only.
+        if self.subject.area.is_some() {
+            let offset = at.range().start().to_u32();
+            self.functions[self.function].sets.push((name.into(), offset));
+        }
     }
 
     pub(crate) fn class(&mut self, definition: &'a ast::StmtClassDef) {

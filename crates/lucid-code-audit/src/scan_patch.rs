@@ -25,7 +25,11 @@ impl<'a> Scanner<'a> {
         written: Option<&'a Expr>,
     ) {
         let Some(written) = written else { return };
-        let base = self.value(&attribute.value);
+        // An attribute of `self` is the object's own, whatever the name means; the prefilter relies on it.
+        let base = match &*attribute.value {
+            Expr::Name(name) if name.id.as_str() == "self" => Value::Unknown,
+            base => self.value(base),
+        };
         let name = attribute.attr.as_str();
         let at = attribute.range().start().to_u32();
         match &base {

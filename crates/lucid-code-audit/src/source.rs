@@ -33,21 +33,24 @@ pub(crate) enum Unreadable {
 pub(crate) struct Source {
     pub text: String,
     pub note: Option<String>,
+    /// Whether a statement may assign to an attribute of anything but `self`.
+    pub assigns_attributes: bool,
 }
 
-/// Reads and decodes a file.
-pub(crate) fn read(path: &Path) -> Result<Source, Unreadable> {
+/// Reads and decodes a file. `room` is memory of an earlier file: the system's allocator tidies up whenever a large piece is freed.
+pub(crate) fn read(path: &Path, room: Vec<u8>) -> Result<Source, Unreadable> {
     let io = |error: std::io::Error| Unreadable::Io(error.to_string());
     let file = std::fs::File::open(path).map_err(io)?;
-    let mut bytes = Vec::new();
+    let mut bytes = room;
+    bytes.clear();
     // The length is asked of the bytes, not of the folder entry: a file may grow while it is read.
     file.take(LARGEST + 1).read_to_end(&mut bytes).map_err(io)?;
     if bytes.len() as u64 > LARGEST {
         let length = path.metadata().map_or(LARGEST + 1, |metadata| metadata.len());
         return Err(Unreadable::TooLarge(length));
     }
-    let source = decode(bytes)?;
-    check_nesting(source.text.as_bytes())?;
+    let mut source = decode(bytes)?;
+    source.assigns_attributes = check_nesting(source.text.as_bytes())?;
     Ok(source)
 }
 
@@ -63,7 +66,7 @@ pub(crate) fn decode(mut bytes: Vec<u8>) -> Result<Source, Unreadable> {
         bytes.drain(..3);
     }
     let bytes = match String::from_utf8(bytes) {
-        Ok(text) => return Ok(Source { text, note: None }),
+        Ok(text) => return Ok(Source { text, note: None, assigns_attributes: true }),
         Err(error) => error.into_bytes(),
     };
     match declared_encoding(&bytes) {
@@ -71,14 +74,19 @@ pub(crate) fn decode(mut bytes: Vec<u8>) -> Result<Source, Unreadable> {
         Some(
             "latin-1" | "latin1" | "iso-8859-1" | "iso8859-1" | "iso-8859-15" | "l1" | "cp1252"
             | "windows-1252",
-        ) => Ok(Source { text: bytes.iter().map(|&byte| char::from(byte)).collect(), note: None }),
+        ) => {
+            let text = bytes.iter().map(|&byte| char::from(byte)).collect();
+            Ok(Source { text, note: None, assigns_attributes: true })
+        }
         Some(other) => {
             let note = format!("declares the encoding {other}; bytes beyond ASCII were read as marks");
-            Ok(Source { text: String::from_utf8_lossy(&bytes).into_owned(), note: Some(note) })
+            let text = String::from_utf8_lossy(&bytes).into_owned();
+            Ok(Source { text, note: Some(note), assigns_attributes: true })
         }
         None => Ok(Source {
             text: String::from_utf8_lossy(&bytes).into_owned(),
             note: Some("not valid UTF-8 and no encoding declared: CPython refuses it".to_owned()),
+            assigns_attributes: true,
         }),
     }
 }
@@ -102,28 +110,36 @@ fn declared_encoding(bytes: &[u8]) -> Option<&str> {
 
 /// Refuses what would overflow the stack of whoever walks or drops the tree: one pass over the bytes that knows comments and
 /// string literals, counts open brackets, and within each the operators since the last comma.
-pub(crate) fn check_nesting(text: &[u8]) -> Result<(), Unreadable> {
+///
+/// On the way it sees whether a statement may assign to an attribute of anything but `self`: it may say so where none does, and
+/// never the other way round for a file that Python can read.
+pub(crate) fn check_nesting(text: &[u8]) -> Result<bool, Unreadable> {
     let mut runs: Vec<usize> = vec![0];
+    // Where the statement begins that is read, and what was seen.
+    let mut statement = 0;
+    let mut assigns = false;
     let mut total = 0usize;
     let mut line = 1;
     let mut at = 0;
     while at < text.len() {
+        if ORDINARY[usize::from(text[at])] {
+            at += 1;
+            continue;
+        }
         match text[at] {
             b'\n' => {
                 line += 1;
-                let continued = at > 0 && text[at - 1] == b'\\';
-                if runs.len() == 1 && !continued {
+                let before = text[..at].strip_suffix(b"\r").unwrap_or(&text[..at]);
+                if runs.len() == 1 && !before.ends_with(b"\\") {
                     total -= runs[0];
                     runs[0] = 0;
+                    statement = at + 1;
                 }
             }
-            b'#' => {
-                while at + 1 < text.len() && text[at + 1] != b'\n' {
-                    at += 1;
-                }
-            }
+            b'#' => at = memchr::memchr(b'\n', &text[at..]).map_or(text.len(), |newline| at + newline) - 1,
             quote @ (b'"' | b'\'') => {
                 let (end, lines) = string_end(text, at, quote);
+                assigns |= may_hold_quotes(text, at, end);
                 at = end;
                 line += lines;
             }
@@ -143,7 +159,13 @@ pub(crate) fn check_nesting(text: &[u8]) -> Result<(), Unreadable> {
                     total -= *last;
                     *last = 0;
                 }
+                if text[at] == b';' {
+                    statement = at + 1;
+                }
             }
+            b'=' if runs.len() == 1 => assigns |= assigns_attribute(text, statement, at),
+            // A line that ends so is a line to Python, and none to this pass.
+            b'\r' => assigns |= text.get(at + 1) != Some(&b'\n'),
             b'+' | b'-' | b'*' | b'/' | b'%' | b'@' | b'&' | b'|' | b'^' | b'~' | b'.' | b':' => {
                 if let Some(last) = runs.last_mut() {
                     *last += 1;
@@ -151,7 +173,7 @@ pub(crate) fn check_nesting(text: &[u8]) -> Result<(), Unreadable> {
                 }
             }
             // `not not not …`, `x if a else y if b else …`, `await await …`: words end at spaces.
-            b' ' if at > 0 && text[at - 1].is_ascii_lowercase() => {
+            b' ' if at > 0 && matches!(text[at - 1], b't' | b'e' | b'd' | b'a') => {
                 let word = &text[..at];
                 if [&b"not"[..], b"else", b"await", b"yield", b"lambda"].iter().any(|end| word.ends_with(end))
                     && let Some(last) = runs.last_mut()
@@ -167,15 +189,65 @@ pub(crate) fn check_nesting(text: &[u8]) -> Result<(), Unreadable> {
         }
         at += 1;
     }
-    Ok(())
+    Ok(assigns || runs.len() > 1)
 }
+
+/// Whether the `=` at `at`, outside of brackets, assigns, and what stands before it in its statement has a dot that is not the first
+/// one behind `self`.
+fn assigns_attribute(text: &[u8], statement: usize, at: usize) -> bool {
+    let before = &text[statement..at];
+    let part_of_operator =
+        text.get(at + 1) == Some(&b'=') || before.last().is_some_and(|last| b"=!<>+-*/%&|^@:".contains(last));
+    let is_name = |byte: &u8| *byte == b'_' || byte.is_ascii_alphanumeric() || *byte >= 0x80 || *byte == b'.';
+    !part_of_operator
+        && memchr::memchr_iter(b'.', before).any(|dot| {
+            before[..dot].strip_suffix(b"self").is_none_or(|before| before.last().is_some_and(is_name))
+        })
+}
+
+/// Whether the string literal from `start` to `end` may be a part of a longer one: since Python 3.12 the expressions of an f-string
+/// hold quotes and newlines of their own, and what ends at the first of them has a brace that is not closed.
+fn may_hold_quotes(text: &[u8], start: usize, end: usize) -> bool {
+    let prefix = text[start.saturating_sub(2)..start].iter().any(|byte| b"fFtT".contains(byte));
+    if !prefix {
+        return false;
+    }
+    let literal = &text[start..=end.min(text.len() - 1)];
+    let (mut at, mut open) = (0, 0usize);
+    while let Some(brace) = memchr::memchr2(b'{', b'}', &literal[at..]) {
+        at += brace;
+        match (literal[at], open) {
+            // `{{` and `}}` are letters.
+            (b'{', 0) if literal.get(at + 1) == Some(&b'{') => at += 1,
+            (b'{', _) => open += 1,
+            (_, 0) => {}
+            _ => open -= 1,
+        }
+        at += 1;
+    }
+    open > 0
+}
+
+/// Bytes that neither open, close nor count anything: most of a file.
+const ORDINARY: [bool; 256] = {
+    let mut ordinary = [true; 256];
+    let special = b"\n\r#\"'([{)]},;=+-*/%@&|^~.: ";
+    let mut at = 0;
+    while at < special.len() {
+        ordinary[special[at] as usize] = false;
+        at += 1;
+    }
+    ordinary
+};
 
 /// Where the string literal that begins at `start` ends (its last byte), and how many lines it spans.
 fn string_end(text: &[u8], start: usize, quote: u8) -> (usize, usize) {
     let triple = text[start..].starts_with(&[quote, quote, quote]);
     let mut at = if triple { start + 3 } else { start + 1 };
     let mut lines = 0;
-    while at < text.len() {
+    // Long documentation is passed over at the speed of memory.
+    while let Some(next) = memchr::memchr3(b'\\', b'\n', quote, text.get(at..).unwrap_or(&[])) {
+        at += next;
         match text[at] {
             b'\\' => {
                 if text.get(at + 1) == Some(&b'\n') {

@@ -107,11 +107,15 @@ fn covered(evidence: &CodeEvidence) -> String {
         .collect::<Vec<_>>()
         .join(", ");
     let mut text = format!(
-        "syntax trees of {} of {} Python files ({}, {:.1} s); engines' files: {engines}",
+        "syntax trees of {} of {} Python files ({}, {:.1} s){}; engines' files: {engines}",
         evidence.parsed,
         evidence.files,
         size(evidence.bytes),
-        evidence.seconds
+        evidence.seconds,
+        match evidence.ruled_out {
+            0 => String::new(),
+            number => format!(", {number} of other packages ruled out by path or text"),
+        }
     );
     let odd = evidence.notes.kept.len() as u64 + evidence.notes.left_out;
     if odd > 0 {

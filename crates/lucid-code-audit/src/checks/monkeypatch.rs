@@ -7,6 +7,7 @@ use lucid_findings::{Deployment, Examined, Finding, ProofKind, Severity, Skip};
 
 use crate::evidence::{CodeEvidence, PatchFact, PatchKind};
 use crate::knowledge::PATHS;
+use crate::prefilter::is_tool;
 
 /// The check's id.
 const CHECK: &str = "env.monkeypatch";
@@ -16,13 +17,13 @@ const PLACES: usize = 8;
 /// Describes changes to other modules. `modified`: as for [`debug_code`](super::debug_code).
 ///
 /// # Errors
-/// Skipped if no Python file was parsed.
+/// Skipped if no Python file could be read.
 pub fn monkeypatch(
     evidence: &CodeEvidence,
     deployment: &Deployment,
     modified: &dyn Fn(&Path) -> Option<bool>,
 ) -> Result<Examined, Skip> {
-    if evidence.parsed == 0 {
+    if evidence.parsed + evidence.ruled_out == 0 {
         return Err(Skip(format!("no Python file could be parsed in {}", evidence.site_packages.join(", "))));
     }
     let mut findings = Vec::new();
@@ -55,22 +56,14 @@ pub fn monkeypatch(
     }
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let mut covered = format!(
-        "{} parsed files; {} changes to other modules outside of tests and tools",
-        evidence.parsed,
+        "{} Python files; {} changes to other modules outside of tests and tools",
+        evidence.parsed + evidence.ruled_out,
         patches.len()
     );
     if evidence.patches_left_out > 0 {
         covered.push_str(&format!("; {} more left out for their number", evidence.patches_left_out));
     }
     Ok(Examined { findings, covered })
-}
-
-fn is_tool(file: &str) -> bool {
-    PATHS.area(file) == Some("tool")
-        || file.split('/').any(|part| {
-            matches!(part, "tests" | "test" | "testing" | "benchmarks" | "examples")
-                || part.starts_with("test_")
-        })
 }
 
 fn top(file: &str) -> &str {

@@ -5,7 +5,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use lucid_code_audit::{CodeEvidence, gather};
+use lucid_code_audit::{CodeEvidence, ReadOptions, debug_code, gather, gather_with, monkeypatch};
 use lucid_findings::{Deployment, EngineKind, Examined, Finding, GpuModel, LoadFormat, Severity};
 use tempfile::TempDir;
 
@@ -102,8 +102,34 @@ impl Patient {
         self.write(file, &(out.join("\n") + "\n"));
     }
 
+    /// What is gathered; every patient also holds the prefilter to the same findings as without it.
     pub fn gather(&self) -> CodeEvidence {
-        gather(self.root.path(), &[PathBuf::from(SITE)], &mut |_| {}).unwrap()
+        let site = [PathBuf::from(SITE)];
+        let evidence = gather(self.root.path(), &site, &mut |_| {}).unwrap();
+        let all = ReadOptions { prefilter: false, threads: 1 };
+        let everything = gather_with(self.root.path(), &site, all, &mut |_| {}).unwrap();
+        assert_eq!(everything.ruled_out, 0);
+        assert_eq!(evidence.facts, everything.facts);
+        assert_eq!(evidence.ordinary, everything.ordinary);
+        assert_eq!(evidence.models, everything.models);
+        for modified in [None, Some(true), Some(false)] {
+            let modified = |_: &Path| modified;
+            // Without any engine there is nothing to say: that must be the same, too.
+            let findings = |evidence: &CodeEvidence| {
+                [
+                    debug_code(evidence, &kimi(), &modified).map(|examined| examined.findings),
+                    monkeypatch(evidence, &kimi(), &modified).map(|examined| examined.findings),
+                ]
+                .map(|findings| {
+                    let mut findings = findings.ok()?;
+                    // How much was parsed is told where nothing was found.
+                    findings.iter_mut().filter(|f| f.id.ends_with("/none")).for_each(|f| f.detail.clear());
+                    Some(findings)
+                })
+            };
+            assert_eq!(findings(&evidence), findings(&everything));
+        }
+        evidence
     }
 
     pub fn debug_code(&self) -> Examined {
