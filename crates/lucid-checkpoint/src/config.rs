@@ -128,6 +128,11 @@ impl Config {
         let vocab_size = text.size("vocab_size")?;
         let num_hidden_layers = text.size_up_to("num_hidden_layers", 10_000)?;
         let (rope_theta, rope_scaling) = rope::read(text)?;
+        let (q_lora_rank, qk_rope_head_dim) =
+            (text.optional_size("q_lora_rank")?, text.size("qk_rope_head_dim")?);
+        let around =
+            indexer::Around { architecture: &architecture, num_hidden_layers, q_lora_rank, qk_rope_head_dim };
+        let indexer = indexer::read(text, &around)?;
         let config = Config {
             architecture,
             model_type: text.string("model_type")?,
@@ -138,10 +143,10 @@ impl Config {
             moe_layer_freq: text.size_or("moe_layer_freq", 1)?,
             intermediate_size: text.size("intermediate_size")?,
             num_attention_heads: text.size("num_attention_heads")?,
-            q_lora_rank: text.optional_size("q_lora_rank")?,
+            q_lora_rank,
             kv_lora_rank: text.size("kv_lora_rank")?,
             qk_nope_head_dim: text.size("qk_nope_head_dim")?,
-            qk_rope_head_dim: text.size("qk_rope_head_dim")?,
+            qk_rope_head_dim,
             v_head_dim: text.size("v_head_dim")?,
             rms_norm_eps: text.positive("rms_norm_eps")?,
             rope_theta,
@@ -153,7 +158,7 @@ impl Config {
             bos_token_id: either("bos_token_id").token("bos_token_id", vocab_size)?,
             eos_token_ids: either("eos_token_id").tokens("eos_token_id", vocab_size)?,
             moe: moe::read(text)?,
-            indexer: indexer::read(text, num_hidden_layers)?,
+            indexer,
             dtype: dtype(text, &top)?,
             quantization: quantization::read(either("quantization_config"))?,
         };

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use lucid_checkpoint::{Checkpoint, Config, TokenId};
 
-use crate::cpu::{CpuModel, LatentCache, Observer, Span};
+use crate::cpu::{Cache, CpuModel, Observer, Span};
 use crate::cuda::CudaModel;
 use crate::parallel::{Collective, Meeting, Rank};
 use crate::weights::Weights;
@@ -120,7 +120,7 @@ pub enum Backend {
 /// A rank on the processor.
 pub struct CpuRank {
     model: CpuModel,
-    cache: LatentCache,
+    cache: Cache,
 }
 
 impl CpuRank {

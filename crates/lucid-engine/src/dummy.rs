@@ -9,9 +9,7 @@ use std::collections::BTreeMap;
 use lucid_checkpoint::{Bytes, Config, Matrix, MoE, Packed, ScaleType, Scales};
 
 use crate::Error;
-use crate::weights::{
-    Attention, Experts, FeedForward, Layer, Mlp, Query, Weights, check_supported, transpose_keys,
-};
+use crate::weights::{Attention, Experts, FeedForward, Indexer, Layer, Mlp, Query, Weights, transpose_keys};
 
 /// Values after which noise repeats: no matrix's size is a multiple, so rows differ.
 const PERIOD: usize = 8_388_593;
@@ -20,9 +18,8 @@ impl Weights {
     /// Random weights for `config`, in the form that it names (see [`Form`]); everything else is bf16.
     ///
     /// # Errors
-    /// When the model is not supported, or the form doesn't fit its widths.
+    /// When the form doesn't fit its widths.
     pub fn dummy(config: &Config) -> Result<Weights, Error> {
-        check_supported(config)?;
         let noise = Noise::new(config)?;
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let loud = bf16_noise(vocab * hidden, 16.0, 2);
@@ -234,6 +231,7 @@ impl<'a> Noise<'a> {
                 kv_a_norm: vec![1.0; latent],
                 k_b_transposed: transpose_keys(&kv_b, heads, nope, value),
                 kv_b,
+                indexer: self.indexer(seed, i)?,
                 o: self.linear(seed + 4, hidden, heads * value)?,
             },
             post_attention_layernorm: vec![1.0; hidden],
@@ -242,6 +240,19 @@ impl<'a> Noise<'a> {
                 None => FeedForward::Dense(self.mlp(seed, config.intermediate_size)?),
             },
         })
+    }
+
+    fn indexer(&self, seed: usize, layer: usize) -> Result<Option<Indexer>, Error> {
+        let rules = self.config.indexer.as_ref().filter(|rules| rules.is_full(layer));
+        let (Some(rules), Some(rank)) = (rules, self.config.q_lora_rank) else { return Ok(None) };
+        let (heads, width, hidden) = (rules.index_n_heads, rules.index_head_dim, self.config.hidden_size);
+        Ok(Some(Indexer {
+            wq_b: self.bf16(seed + 6, heads * width, rank)?,
+            wk: self.bf16(seed + 7, width, hidden)?,
+            k_norm: vec![1.0; width],
+            k_norm_bias: vec![0.0; width],
+            weights_proj: self.bf16(seed + 8, heads, hidden)?,
+        }))
     }
 
     fn experts(&self, seed: usize, moe: &MoE) -> Result<Experts, Error> {

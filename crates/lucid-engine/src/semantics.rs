@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use lucid_checkpoint::Config;
+use lucid_checkpoint::{Config, Indexer};
 use serde::Serialize;
 
 use crate::plant::Dose;
@@ -127,6 +127,9 @@ pub struct Semantics {
     pub latent_norm_eps: f64,
     /// RoPE pairing of the main attention: `interleaved` or `half-split`.
     pub rope_pairing: &'static str,
+    /// How a sparse-attention indexer's choice is computed, if the model has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sparse_attention: Option<String>,
     /// The planted fault, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plant: Option<String>,
@@ -149,6 +152,7 @@ impl Semantics {
             kv_scales: None,
             latent_norm_eps: planted_eps.or(options.latent_norm_eps).unwrap_or(config.rms_norm_eps),
             rope_pairing: if interleaved { "interleaved" } else { "half-split" },
+            sparse_attention: config.indexer.as_ref().map(|indexer| sparse_attention(indexer, options.mode)),
             plant: options.plant.map(|planted| planted.describe(config)),
         }
     }
@@ -177,6 +181,13 @@ impl Semantics {
     }
 }
 
+/// Serving stacks round index keys and queries to FP8, which moves the last few choices.
+fn sparse_attention(indexer: &Indexer, mode: Mode) -> String {
+    let keys = mode.kv_cache();
+    let pairing = if indexer.rope_interleave { "interleaved" } else { "half-split" };
+    format!("best {} tokens, {keys} index keys (not FP8), index RoPE {pairing}", indexer.index_topk)
+}
+
 impl fmt::Display for Semantics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mode = match self.mode {
@@ -192,6 +203,9 @@ impl fmt::Display for Semantics {
             write!(f, " ({scales})")?;
         }
         write!(f, ", latent-norm epsilon {:e}, RoPE {}", self.latent_norm_eps, self.rope_pairing)?;
+        if let Some(sparse) = &self.sparse_attention {
+            write!(f, ", sparse attention: {sparse}")?;
+        }
         match &self.plant {
             Some(plant) => write!(f, ", PLANTED FAULT {plant}"),
             None => Ok(()),

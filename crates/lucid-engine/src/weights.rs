@@ -1,8 +1,15 @@
 //! What the checkpoint holds, by the model's structure: still packed, every shape checked.
 
+mod indexer;
+#[cfg(test)]
+mod listing;
+#[cfg(test)]
+mod published;
+
 use lucid_checkpoint::{Bytes, Checkpoint, Config, Matrix, MoE, Packed, ScaleType, Scales};
 
 use crate::{Error, Planted};
+pub use indexer::Indexer;
 
 /// All weights of a model.
 pub struct Weights {
@@ -40,6 +47,8 @@ pub struct Attention {
     pub kv_b: Matrix,
     /// `[A L, N]`: the key rows of `kv_b`, transposed per head, for the absorbed form. Exact: values are only moved.
     pub k_b_transposed: Matrix,
+    /// The sparse-attention indexer, in models that have one, in layers that choose for themselves.
+    pub indexer: Option<Indexer>,
     /// `[hidden_size, A V]`
     pub o: Matrix,
 }
@@ -95,20 +104,10 @@ impl Weights {
     /// Finds and checks every tensor of the model; nothing is copied but norms and the transposed key rows.
     ///
     /// # Errors
-    /// A missing or misshapen tensor, an unsupported layout or model.
+    /// A missing or misshapen tensor, or an unsupported layout.
     pub fn load(checkpoint: &Checkpoint, plant: Option<Planted>) -> Result<Weights, Error> {
         let config = checkpoint.config();
-        check_supported(config)?;
-        let loader = Loader { checkpoint, config };
-        let layers = (0..config.num_hidden_layers).map(|i| loader.layer(i)).collect::<Result<_, _>>()?;
-        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let embed_tokens = loader.matrix("model.embed_tokens", vocab, hidden)?;
-        let lm_head = match config.tie_word_embeddings {
-            true => embed_tokens.clone(),
-            false => loader.matrix("lm_head", vocab, hidden)?,
-        };
-        let norm = loader.vector("model.norm.weight", hidden)?;
-        let mut weights = Weights { embed_tokens, layers, norm, lm_head };
+        let mut weights = Loader { tensors: checkpoint, config }.weights()?;
         if let Some(planted) = plant {
             planted.change_weights(config, &mut weights)?;
         }
@@ -175,6 +174,7 @@ impl Layer {
             Query::Latent { q_a, q_b, .. } => matrices.extend([q_a, q_b]),
             Query::Direct(q) => matrices.push(q),
         }
+        matrices.extend(attention.indexer.iter().flat_map(Indexer::matrices));
         let mlps: Vec<&Mlp> = match &self.feed_forward {
             FeedForward::Dense(mlp) => vec![mlp],
             FeedForward::Experts(experts) => {
@@ -187,14 +187,24 @@ impl Layer {
     }
 }
 
-pub(crate) fn check_supported(config: &Config) -> Result<(), Error> {
-    if config.indexer.is_some() {
-        return Err(Error::Unsupported {
-            what: format!("{} with its sparse-attention indexer", config.architecture),
-            hint: "DeepSeek-V3 and Kimi-K2 / K2.5 checkpoints are",
-        });
+/// Where the loader finds tensors: a checkpoint, or (in tests) a list that it is to write.
+trait Tensors {
+    fn matrix(&self, module: &str, rows: usize, cols: usize) -> Result<Matrix, Error>;
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error>;
+
+    fn transposed_keys(&self, kv_b: &Matrix, heads: usize, nope: usize, value: usize) -> Matrix {
+        transpose_keys(kv_b, heads, nope, value)
     }
-    Ok(())
+}
+
+impl Tensors for Checkpoint {
+    fn matrix(&self, module: &str, rows: usize, cols: usize) -> Result<Matrix, Error> {
+        Ok(self.matrix(module, rows, cols)?)
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
+        Ok(self.vector(name, len)?)
+    }
 }
 
 /// What an fp8 KV cache divides by in each layer, and a sentence about it: the layer's `k_scale`, 1 where there is none.
@@ -238,17 +248,30 @@ pub(crate) fn kv_scales(checkpoint: &Checkpoint, layers: usize) -> Result<(Vec<f
 }
 
 struct Loader<'a> {
-    checkpoint: &'a Checkpoint,
+    tensors: &'a dyn Tensors,
     config: &'a Config,
 }
 
 impl Loader<'_> {
     fn matrix(&self, module: &str, rows: usize, cols: usize) -> Result<Matrix, Error> {
-        Ok(self.checkpoint.matrix(module, rows, cols)?)
+        self.tensors.matrix(module, rows, cols)
     }
 
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
-        Ok(self.checkpoint.vector(name, len)?)
+        self.tensors.vector(name, len)
+    }
+
+    fn weights(&self) -> Result<Weights, Error> {
+        let config = self.config;
+        let layers = (0..config.num_hidden_layers).map(|i| self.layer(i)).collect::<Result<_, _>>()?;
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let embed_tokens = self.matrix("model.embed_tokens", vocab, hidden)?;
+        let lm_head = match config.tie_word_embeddings {
+            true => embed_tokens.clone(),
+            false => self.matrix("lm_head", vocab, hidden)?,
+        };
+        let norm = self.vector("model.norm.weight", hidden)?;
+        Ok(Weights { embed_tokens, layers, norm, lm_head })
     }
 
     fn layer(&self, i: usize) -> Result<Layer, Error> {
@@ -256,7 +279,7 @@ impl Loader<'_> {
         let at = format!("model.layers.{i}");
         Ok(Layer {
             input_layernorm: self.vector(&format!("{at}.input_layernorm.weight"), hidden)?,
-            attention: self.attention(&format!("{at}.self_attn"))?,
+            attention: self.attention(i, &format!("{at}.self_attn"))?,
             post_attention_layernorm: self
                 .vector(&format!("{at}.post_attention_layernorm.weight"), hidden)?,
             feed_forward: match self.config.moe.as_ref().filter(|_| self.config.is_moe_layer(i)) {
@@ -266,7 +289,7 @@ impl Loader<'_> {
         })
     }
 
-    fn attention(&self, at: &str) -> Result<Attention, Error> {
+    fn attention(&self, i: usize, at: &str) -> Result<Attention, Error> {
         let config = self.config;
         let (hidden, heads, latent) = (config.hidden_size, config.num_attention_heads, config.kv_lora_rank);
         let (nope, rope, value) = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim);
@@ -283,8 +306,9 @@ impl Loader<'_> {
             query,
             kv_a: self.matrix(&format!("{at}.kv_a_proj_with_mqa"), latent + rope, hidden)?,
             kv_a_norm: self.vector(&format!("{at}.kv_a_layernorm.weight"), latent)?,
-            k_b_transposed: transpose_keys(&kv_b, heads, nope, value),
+            k_b_transposed: self.tensors.transposed_keys(&kv_b, heads, nope, value),
             kv_b,
+            indexer: self.indexer(i, at)?,
             o: self.matrix(&format!("{at}.o_proj"), hidden, heads * value)?,
         })
     }

@@ -2,9 +2,18 @@
 
 use lucid_checkpoint::{E4M3, f32_to_e4m3};
 
+use super::indexer::IndexKeys;
 use super::vectorize::vectorized;
 use crate::KvCacheDtype;
 use crate::kv_cache::{PAGE_TOKENS, PageId};
+
+/// What a processor keeps of every token.
+pub struct Cache {
+    /// For attention.
+    pub latent: LatentCache,
+    /// For the sparse-attention indexer; nothing without one.
+    pub index_keys: IndexKeys,
+}
 
 /// `[layers][pages, PAGE_TOKENS, width]`, `width` = kv_lora_rank + qk_rope_head_dim.
 pub struct LatentCache {
@@ -77,6 +86,26 @@ impl LatentCache {
                 scratch.clear();
                 scratch.extend(values[range].iter().map(|&code| E4M3[code as usize] * scale));
                 scratch
+            }
+        }
+    }
+
+    /// Reads one entry as f32 into `out` `[width]`.
+    pub fn entry(&self, layer: usize, page: PageId, slot: usize, out: &mut [f32]) {
+        let at = (page.index() * PAGE_TOKENS + slot) * self.width;
+        let range = at..at + self.width;
+        match &self.layers[layer] {
+            Values::F32(values) => out.copy_from_slice(&values[range]),
+            Values::Bf16(values) => {
+                for (out, &bits) in out.iter_mut().zip(&values[range]) {
+                    *out = f32::from_bits(u32::from(bits) << 16);
+                }
+            }
+            Values::Fp8(values) => {
+                let scale = self.scales[layer];
+                for (out, &code) in out.iter_mut().zip(&values[range]) {
+                    *out = E4M3[code as usize] * scale;
+                }
             }
         }
     }

@@ -7,8 +7,9 @@ use lucid_checkpoint::{Config, TokenId};
 use super::activations::{input_scale, round_to_nvfp4};
 pub use super::attention::Span;
 use super::attention::{Shape, attend};
-use super::cache::LatentCache;
+use super::cache::{Cache, LatentCache};
 use super::experts::{Experts as ExpertsStep, swiglu};
+use super::indexer::{self, IndexKeys, Indexer, attend_chosen};
 use super::matmul::{Inputs, OutputBuffer, Product, multiply};
 use super::norm::{rms_norm, rms_norm_in_place};
 use super::rope::{Rope, softmax_scale};
@@ -31,6 +32,8 @@ pub trait Observer {
     fn hidden(&mut self, _layer: usize, _values: &[f32]) {}
     /// The experts of one token (its row in the step) in one layer.
     fn routes(&mut self, _layer: usize, _row: usize, _routes: &[Route]) {}
+    /// The positions that one token's attention is restricted to in one layer, ascending; not called if it is not.
+    fn chosen(&mut self, _layer: usize, _row: usize, _positions: &[u32]) {}
 }
 
 impl Observer for () {}
@@ -72,6 +75,7 @@ struct Scratch {
     output: Vec<f32>,    // [tokens, hidden]: what a block adds to the residual stream
     rounded: Vec<f32>,   // [tokens, hidden] or [tokens, Q]: what NVFP4 projections read with W4A4
     experts: ExpertsStep,
+    indexer: Indexer,
 }
 
 impl CpuModel {
@@ -166,10 +170,14 @@ impl CpuModel {
 
     /// A cache for this model.
     #[must_use]
-    pub fn new_cache(&self, pages: usize) -> LatentCache {
+    pub fn new_cache(&self, pages: usize) -> Cache {
+        let (layers, mode) = (self.part.num_hidden_layers, self.semantics.mode);
         let width = self.part.kv_lora_rank + self.part.qk_rope_head_dim;
-        LatentCache::new(self.part.num_hidden_layers, pages, width, self.semantics.kv_cache)
-            .with_scales(&self.kv_scales)
+        let latent = LatentCache::new(layers, pages, width, self.semantics.kv_cache);
+        Cache {
+            latent: latent.with_scales(&self.kv_scales),
+            index_keys: IndexKeys::new(self.part.indexer.as_ref(), layers, pages, mode.kv_cache()),
+        }
     }
 
     /// Runs `tokens` through all layers. `spans` cover them, row by row in order; their pages have room for them.
@@ -179,7 +187,7 @@ impl CpuModel {
         &mut self,
         tokens: &[TokenId],
         spans: &[Span<'_>],
-        cache: &mut LatentCache,
+        cache: &mut Cache,
         observer: &mut impl Observer,
     ) {
         debug_assert_eq!(spans.iter().map(|span| span.count).sum::<usize>(), tokens.len());
@@ -197,7 +205,7 @@ impl CpuModel {
         self.ranks.sum(&mut self.scratch.hidden);
         observer.hidden(0, &self.scratch.hidden);
         if let Some(fault) = &mut self.fault {
-            fault.before(tokens, spans, cache);
+            fault.before(tokens, spans, &cache.latent);
         }
         for (i, layer) in weights.iter().enumerate() {
             self.layer(i, layer, tokens.len(), spans, cache, observer);
@@ -205,7 +213,7 @@ impl CpuModel {
         }
         self.weights.layers = weights;
         if let Some(fault) = &mut self.fault {
-            fault.after(spans, cache, &mut self.scratch.hidden);
+            fault.after(spans, &mut cache.latent, &mut self.scratch.hidden);
         }
         for row in self.scratch.hidden.chunks_exact_mut(hidden) {
             rms_norm_in_place(row, &self.weights.norm, eps);
@@ -231,11 +239,19 @@ impl CpuModel {
         layer: &Layer,
         tokens: usize,
         spans: &[Span<'_>],
-        cache: &mut LatentCache,
+        cache: &mut Cache,
         observer: &mut impl Observer,
     ) {
         self.norm(&layer.input_layernorm);
         self.attention(i, &layer.attention, tokens, spans, cache);
+        if self.part.indexer.is_some() {
+            let choices = self.scratch.indexer.choices();
+            for row in 0..tokens {
+                if let indexer::Choice::Listed(number) = choices.of(row) {
+                    observer.chosen(i, row, choices.list(number));
+                }
+            }
+        }
         self.add();
         self.norm(&layer.post_attention_layernorm);
         let s = &mut self.scratch;
@@ -282,7 +298,7 @@ impl CpuModel {
         weights: &Attention,
         tokens: usize,
         spans: &[Span<'_>],
-        cache: &mut LatentCache,
+        cache: &mut Cache,
     ) {
         let config = &self.part;
         let (hidden, heads, latent) = (config.hidden_size, config.num_attention_heads, config.kv_lora_rank);
@@ -331,7 +347,7 @@ impl CpuModel {
                 // The norm is for the latent part only.
                 rms_norm_in_place(&mut entry[..latent], &weights.kv_a_norm, latent_eps);
                 self.rope.rotate(&mut entry[latent..], position);
-                cache.write(layer, span.pages[position / PAGE_TOKENS], position % PAGE_TOKENS, entry);
+                cache.latent.write(layer, span.pages[position / PAGE_TOKENS], position % PAGE_TOKENS, entry);
                 let queries = s.query[row * heads * head..(row + 1) * heads * head].chunks_exact_mut(head);
                 let absorbed =
                     s.absorbed[row * heads * width..(row + 1) * heads * width].chunks_exact_mut(width);
@@ -340,6 +356,19 @@ impl CpuModel {
                     absorbed[latent..].copy_from_slice(&query[nope..]);
                 }
             }
+        }
+
+        if let (Some(rules), Some(weights)) = (&config.indexer, &weights.indexer) {
+            let shape = indexer::Shape {
+                heads: rules.index_n_heads,
+                width: rules.index_head_dim,
+                rotated: rope,
+                interleaved: rules.rope_interleave,
+                most: rules.index_topk,
+            };
+            let (normed, query_low) = (&s.normed, &s.query_low);
+            let step = indexer::Step { layer, weights, normed, query_low, spans, tokens };
+            s.indexer.run(threads, shape, &self.rope, &step, &mut cache.index_keys);
         }
 
         // q̃_h = UK_hᵀ q_h, then Σ_t p_t c_t, then UV_h of it.
@@ -359,7 +388,14 @@ impl CpuModel {
         let attended = self.fault.as_ref().and_then(|fault| fault.attended(layer, spans));
         let attended = attended.as_ref().map(Attended::spans);
         let attended = attended.as_deref().unwrap_or(spans);
-        attend(threads, cache, layer, shape, attended, &s.absorbed, &mut s.latent);
+        let (latents, queries, out) = (&cache.latent, &s.absorbed, &mut s.latent);
+        match &config.indexer {
+            None => attend(threads, latents, layer, shape, attended, queries, out),
+            Some(_) => {
+                let choices = s.indexer.choices();
+                attend_chosen(threads, latents, layer, shape, attended, choices, queries, out);
+            }
+        }
         let mut head_values = OutputBuffer::new(&mut s.heads);
         let products: Vec<_> = (0..heads)
             .map(|h| Product {

@@ -9,6 +9,7 @@ mod dot_avx2;
 mod exp;
 mod experts;
 mod forward;
+mod indexer;
 mod matmul;
 mod norm;
 mod rope;
@@ -20,7 +21,7 @@ mod tiles;
 mod vectorize;
 mod weighted_sum;
 
-pub use cache::LatentCache;
+pub use cache::{Cache, LatentCache};
 pub use forward::{CpuModel, Observer, Span};
 pub use rope::{Rope, softmax_scale};
 pub use router::Route;

@@ -22,6 +22,32 @@ vectorized! {
     }
 }
 
+vectorized! {
+    /// LayerNorm, in place: `y = w ⊙ (x - mean(x)) / sqrt(var(x) + eps) + b` (Ba et al. 2016, arXiv:1607.06450).
+    pub fn layer_norm_in_place(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
+        let mean = mean(x);
+        for x in x.iter_mut() {
+            *x -= mean;
+        }
+        let scale = inverse_rms(x, eps);
+        for ((x, &weight), &bias) in x.iter_mut().zip(weight).zip(bias) {
+            *x = *x * scale * weight + bias;
+        }
+    }
+}
+
+/// Over sixteen lanes, as below.
+#[inline(always)]
+fn mean(x: &[f32]) -> f32 {
+    let mut lanes = [0f32; 16];
+    for block in x.chunks(16) {
+        for (lane, &x) in lanes.iter_mut().zip(block) {
+            *lane += x;
+        }
+    }
+    lanes.iter().sum::<f32>() / x.len() as f32
+}
+
 #[inline(always)]
 fn inverse_rms(x: &[f32], eps: f32) -> f32 {
     let mut lanes = [0f32; 16];
@@ -56,5 +82,21 @@ mod tests {
         let mut same = x.clone();
         rms_norm_in_place(&mut same, &weight, 1e-5);
         assert_eq!(same, out);
+    }
+
+    #[test]
+    fn layer_norm_matches_the_formula_in_f64() {
+        let mut x: Vec<f32> = (0..43).map(|i| (i as f32 * 0.7).sin() * 3.0 + 5.0).collect();
+        let before = x.clone();
+        let weight: Vec<f32> = (0..43).map(|i| 0.5 + i as f32 / 40.0).collect();
+        let bias: Vec<f32> = (0..43).map(|i| (i as f32).cos()).collect();
+        layer_norm_in_place(&mut x, &weight, &bias, 1e-6);
+        let mean = before.iter().map(|&x| f64::from(x)).sum::<f64>() / 43.0;
+        let variance = before.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / 43.0;
+        for (((x, before), w), b) in x.iter().zip(&before).zip(&weight).zip(&bias) {
+            let [x, before, w, b] = [x, before, w, b].map(|&x| f64::from(x));
+            let expected = w * (before - mean) / (variance + 1e-6).sqrt() + b;
+            assert!((x - expected).abs() < 2e-6, "{x} {expected}");
+        }
     }
 }

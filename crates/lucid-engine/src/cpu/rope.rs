@@ -35,8 +35,13 @@ impl Rope {
 
     /// Rotates `x` `[dim]` to `position`, in place.
     pub fn rotate(&self, x: &mut [f32], position: usize) {
+        self.rotate_paired(x, position, self.interleaved);
+    }
+
+    /// The same with a pairing of choice: neighbours, or halves.
+    pub fn rotate_paired(&self, x: &mut [f32], position: usize, interleaved: bool) {
         let angles = &self.cos_sin[position * self.pairs..(position + 1) * self.pairs];
-        if self.interleaved {
+        if interleaved {
             rotate_neighbours(x, angles);
         } else {
             rotate_halves(x, angles);

@@ -475,6 +475,12 @@ fn vectors(weight: &DeviceMatrix, natural: Address, nvfp4: Address) -> Address {
 }
 
 fn check_supported(config: &Config) -> Result<(), Error> {
+    if config.indexer.is_some() {
+        return Err(Error::Unsupported {
+            what: format!("{} with its sparse-attention indexer, on a GPU,", config.architecture),
+            hint: "run it on the CPU (--device cpu)",
+        });
+    }
     let (latent, rope) = (config.kv_lora_rank, config.qk_rope_head_dim);
     // A block holds two pages in shared memory.
     if !latent.is_multiple_of(64) || !rope.is_multiple_of(64) || latent > 512 || rope > 64 {

@@ -86,6 +86,8 @@ impl<'a> Shard<'a> {
             kv_a_norm: attention.kv_a_norm.clone(),
             kv_b: cut::rows(&attention.kv_b, of_heads(config.qk_nope_head_dim + config.v_head_dim))?,
             k_b_transposed: cut::rows(&attention.k_b_transposed, of_heads(config.kv_lora_rank))?,
+            // Every rank has to choose the same tokens, so each has the whole indexer.
+            indexer: attention.indexer.clone(),
             o: cut::columns(&attention.o, of_heads(config.v_head_dim))?,
         })
     }

@@ -1,0 +1,141 @@
+//! DeepSeek sparse attention against transformers' DeepseekV32ForCausalLM and GlmMoeDsaForCausalLM (float32), on tiny models with
+//! random weights that choose 13 to 64 of 150 tokens: one mistake in one choice changes their logits.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout)] // The lints spare test functions, not what they share.
+
+mod tiny;
+
+use std::collections::BTreeMap;
+
+use lucid_checkpoint::Checkpoint;
+use lucid_engine::{Device, Mode, Observer, Scorer, SemanticsOptions};
+use serde_json::json;
+use tiny::{NAMES, Tiny};
+
+/// Of logits whose standard deviation is 1, in f32 on both sides.
+const TOLERANCE: f32 = 1e-3;
+
+#[derive(Default)]
+struct Chosen(BTreeMap<(usize, usize), Vec<u32>>);
+
+impl Observer for Chosen {
+    fn chosen(&mut self, layer: usize, row: usize, positions: &[u32]) {
+        self.0.insert((layer, row), positions.to_vec());
+    }
+}
+
+/// transformers builds the latent norms with this epsilon whatever the config says.
+fn semantics(mode: Mode) -> SemanticsOptions {
+    SemanticsOptions { mode, latent_norm_eps: Some(1e-6), plant: None }
+}
+
+/// Log-probabilities `[tokens][vocab]`, and what was chosen.
+fn score(tiny: &Tiny, checkpoint: &Checkpoint, mode: Mode, ranks: usize) -> (Vec<Vec<f32>>, Chosen) {
+    let mut scorer = Scorer::on_ranks(Device::Cpu, ranks, checkpoint, &semantics(mode), Some(2)).unwrap();
+    let (mut all, mut chosen) = (Vec::new(), Chosen::default());
+    let visit = |_: usize, logprobs: &[f32]| all.push(logprobs.to_vec());
+    scorer.score_observed(&tiny.tokens, visit, &mut chosen).unwrap();
+    (all, chosen)
+}
+
+fn log_softmax(logits: &[f32]) -> Vec<f32> {
+    let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
+    logits.iter().map(|&x| (f64::from(x) - sum.ln()) as f32).collect()
+}
+
+fn largest_difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let pairs = a.iter().flatten().zip(b.iter().flatten());
+    pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+fn golden(tiny: &Tiny) -> Vec<Vec<f32>> {
+    tiny.logits().iter().map(|logits| log_softmax(logits)).collect()
+}
+
+#[test]
+fn logits_and_choices_are_those_of_transformers() {
+    for name in NAMES {
+        let tiny = Tiny::new(name);
+        let (checkpoint, _folder) = tiny.checkpoint();
+        let (logprobs, chosen) = score(&tiny, &checkpoint, Mode::Reference, 1);
+        let difference = largest_difference(&logprobs, &golden(&tiny));
+        println!("{name}: largest difference {difference:.2e}");
+
+        let most = tiny.size("index_topk");
+        let indexer = checkpoint.config().indexer.as_ref().unwrap();
+        let layers = checkpoint.config().num_hidden_layers;
+        let full: Vec<usize> = (0..layers).filter(|&layer| indexer.is_full(layer)).collect();
+        let selected = tiny.selected();
+        assert_eq!(full.len(), selected.len());
+        for layer in 0..layers {
+            // A layer that shares has the choice of the last one that chose.
+            let source = full.iter().rposition(|&full| full <= layer).unwrap();
+            for (row, expected) in selected[source].iter().enumerate() {
+                let found = chosen.0.get(&(layer, row));
+                // Below the limit nothing is chosen, and transformers' choice is everything.
+                assert_eq!(found.is_some(), row >= most, "{name}, layer {layer}, token {row}");
+                let everything: Vec<u32> = (0..=row as u32).collect();
+                assert_eq!(found.unwrap_or(&everything), expected, "{name}, layer {layer}, token {row}");
+            }
+        }
+        assert!(difference < TOLERANCE, "{name}: a log-probability is off by {difference}");
+    }
+}
+
+/// The goldens see the mistakes that they are there to see.
+#[test]
+fn another_pairing_another_count_and_unshared_layers_are_noticed() {
+    let wrong: [(&str, &str, serde_json::Value); 5] = [
+        ("deepseek-v3.2", "indexer_rope_interleave", json!(true)),
+        ("deepseek-v3.2", "index_topk", json!(17)),
+        ("glm-5", "indexer_rope_interleave", json!(false)),
+        ("glm-5", "index_topk", json!(150)),
+        ("glm-5.2", "indexer_types", json!(["full", "full", "shared", "shared", "shared", "shared"])),
+    ];
+    for (name, field, value) in wrong {
+        let tiny = Tiny::new(name);
+        let change = |config: &mut serde_json::Map<_, _>, _: &mut Vec<_>| {
+            config.insert(field.to_owned(), value);
+        };
+        let (checkpoint, _folder) = tiny.checkpoint_with(change);
+        let (logprobs, _) = score(&tiny, &checkpoint, Mode::Reference, 1);
+        let difference = largest_difference(&logprobs, &golden(&tiny));
+        assert!(difference > 0.1, "{name} with another {field} differs by {difference} only");
+    }
+}
+
+/// Every rank has the whole indexer, so all choose the same tokens; only sums over ranks have another order.
+#[test]
+fn two_ranks_choose_what_one_chooses() {
+    for name in NAMES {
+        let tiny = Tiny::new(name);
+        let (checkpoint, _folder) = tiny.checkpoint();
+        let (alone, chosen) = score(&tiny, &checkpoint, Mode::Reference, 1);
+        let (together, same) = score(&tiny, &checkpoint, Mode::Reference, 2);
+        assert_eq!(chosen.0, same.0, "{name}");
+        let difference = largest_difference(&alone, &together);
+        assert!(difference < TOLERANCE, "{name}: {difference}");
+    }
+}
+
+/// With a bf16 cache near-ties may turn: the distributions stay close as a whole.
+#[test]
+fn serving_mode_is_close_to_the_reference() {
+    for name in NAMES {
+        let tiny = Tiny::new(name);
+        let (checkpoint, _folder) = tiny.checkpoint();
+        let (exact, chosen) = score(&tiny, &checkpoint, Mode::Reference, 1);
+        let (served, other) = score(&tiny, &checkpoint, Mode::Serving, 1);
+        let best = |row: &Vec<f32>| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]));
+        let same = exact.iter().zip(&served).filter(|(a, b)| best(a) == best(b)).count();
+        let lists = chosen.0.iter().filter(|(key, list)| other.0.get(key) == Some(*list)).count();
+        println!(
+            "{name}: {same} of {} greedy choices, {lists} of {} lists, largest difference {:.2}",
+            exact.len(),
+            chosen.0.len(),
+            largest_difference(&exact, &served)
+        );
+        assert!(same * 10 >= exact.len() * 8, "{name}: {same} of {} greedy choices agree", exact.len());
+    }
+}
