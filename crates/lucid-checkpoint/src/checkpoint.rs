@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Bytes, Config, Dtype, Error, Files, Generation, Matrix, float16, gguf, layout, safetensors};
+use crate::{
+    Bytes, Config, Dtype, Error, Files, Generation, Matrix, float16, gguf, layout, safetensors, unused,
+};
 
 /// A tensor as the files hold it.
 #[derive(Clone, Debug)]
@@ -40,7 +42,8 @@ impl Checkpoint {
     /// or when two shards hold a tensor of the same name.
     pub fn open(files: Files) -> Result<Checkpoint, Error> {
         if files.is_gguf() {
-            let gguf::Model { config, generation, tensors, notices } = gguf::open(&files)?;
+            let gguf::Model { config, generation, tensors, mut notices } = gguf::open(&files)?;
+            unused::notices(&files, &config, &tensors, &mut notices);
             return Ok(Checkpoint { files, config, generation, tensors, notices });
         }
         let mut notices = Vec::new();
@@ -77,6 +80,7 @@ impl Checkpoint {
             });
         }
         crate::index::compare(&files, &tensors, &mut notices)?;
+        unused::notices(&files, &config, &tensors, &mut notices);
         Ok(Checkpoint { files, config, generation, tensors, notices })
     }
 

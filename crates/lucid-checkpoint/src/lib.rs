@@ -22,6 +22,7 @@ mod matrix;
 pub mod nvfp4;
 mod safetensors;
 mod token;
+mod unused;
 
 pub use bytes::Bytes;
 pub use checkpoint::{Checkpoint, Tensor};

@@ -1,6 +1,8 @@
 //! GGUF's metadata as a [`Config`]: through the spelling of config.json, so that the same rules check both.
 //!
-//! Source of the keys: llama.cpp, `gguf-py/gguf/constants.py` and `conversion/deepseek.py`.
+//! Source of the keys: llama.cpp, `gguf-py/gguf/constants.py`, `conversion/deepseek.py` and `conversion/glm.py`.
+
+mod indexer;
 
 use std::collections::BTreeSet;
 
@@ -9,8 +11,19 @@ use serde_json::{Map, Value as Json, json};
 use super::metadata::Metadata;
 use crate::{Config, Error, Generation};
 
-/// The architecture of DeepSeek-V2/V3 and Kimi-K2 in llama.cpp.
-const ARCHITECTURE: &str = "deepseek2";
+/// llama.cpp's name of an architecture, and its name and model type in config.json.
+struct Architecture {
+    gguf: &'static str,
+    name: &'static str,
+    model_type: &'static str,
+}
+
+/// DeepSeek-V2/V3 and Kimi-K2; DeepSeek-V3.2; GLM-5, 5.1 and 5.2.
+const ARCHITECTURES: [Architecture; 3] = [
+    Architecture { gguf: "deepseek2", name: "DeepseekV3ForCausalLM", model_type: "deepseek_v3" },
+    Architecture { gguf: "deepseek32", name: "DeepseekV32ForCausalLM", model_type: "deepseek_v32" },
+    Architecture { gguf: "glm-dsa", name: "GlmMoeDsaForCausalLM", model_type: "glm_moe_dsa" },
+];
 
 pub(super) fn read(
     metadata: &Metadata,
@@ -18,16 +31,12 @@ pub(super) fn read(
     notices: &mut Vec<String>,
 ) -> Result<(Config, Generation), Error> {
     const KEY: &str = "general.architecture";
-    match metadata.string(KEY)? {
-        Some(ARCHITECTURE) => {}
-        Some(other) => {
-            return Err(
-                metadata.error(KEY, format!("{other:?} is not supported; supported is {ARCHITECTURE}"))
-            );
-        }
-        None => return Err(metadata.error(KEY, "missing")),
-    }
-    let keys = Keys { metadata };
+    let Some(name) = metadata.string(KEY)? else { return Err(metadata.error(KEY, "missing")) };
+    let Some(architecture) = ARCHITECTURES.iter().find(|architecture| architecture.gguf == name) else {
+        let supported = ARCHITECTURES.map(|architecture| architecture.gguf).join(", ");
+        return Err(metadata.error(KEY, format!("{name:?} is not supported; supported are {supported}")));
+    };
+    let keys = Keys { metadata, architecture };
     let json = config(&keys, tensors, notices)?;
     let location = metadata.location();
     let config = Config::from_json(location, json.to_string().as_bytes())?;
@@ -45,11 +54,12 @@ pub(super) fn read(
 /// The values under the architecture's prefix.
 struct Keys<'a> {
     metadata: &'a Metadata,
+    architecture: &'a Architecture,
 }
 
 impl Keys<'_> {
     fn key(&self, name: &str) -> String {
-        format!("{ARCHITECTURE}.{name}")
+        format!("{}.{name}", self.architecture.gguf)
     }
 
     fn missing(&self, name: &str) -> Error {
@@ -96,8 +106,8 @@ fn config(keys: &Keys<'_>, tensors: &BTreeSet<&str>, notices: &mut Vec<String>) 
         },
     };
     let mut json = json!({
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "model_type": "deepseek_v3",
+        "architectures": [keys.architecture.name],
+        "model_type": keys.architecture.model_type,
         "vocab_size": vocab_size,
         "hidden_size": keys.size("embedding_length")?,
         "num_hidden_layers": layers.saturating_sub(extra),
@@ -125,6 +135,7 @@ fn config(keys: &Keys<'_>, tensors: &BTreeSet<&str>, notices: &mut Vec<String>) 
     });
     if let Some(map) = json.as_object_mut() {
         map.extend(experts(keys, notices)?);
+        map.extend(indexer::read(keys, layers.saturating_sub(extra), notices)?);
     }
     Ok(json)
 }

@@ -139,6 +139,29 @@ impl Metadata {
             Some(other) => Err(self.wrong(key, other, "a list of whole numbers")),
         }
     }
+
+    /// The list of flags of `key`, as flags or as whole numbers 0 and 1; `None` when there is no such key.
+    ///
+    /// # Errors
+    /// When it is something else.
+    pub fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, Error> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let numbers = match value {
+            Value::Array(array) if array.kind == 7 => {
+                Some(array.bytes.iter().map(|b| i64::from(*b)).collect())
+            }
+            Value::Array(array) => array.integers(),
+            _ => None,
+        };
+        let flag = |number: &i64| match number {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        };
+        let flags =
+            numbers.and_then(|numbers: Vec<i64>| numbers.iter().map(flag).collect::<Option<Vec<_>>>());
+        flags.map(Some).ok_or_else(|| self.wrong(key, value, "a list of flags"))
+    }
 }
 
 impl Value {

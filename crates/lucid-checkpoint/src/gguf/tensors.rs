@@ -8,8 +8,8 @@ use crate::checkpoint::Tensor;
 use crate::{Bytes, Dtype, Error, Files};
 
 /// `blk.N.` and this, `.weight` … is `model.layers.N.` and that.
-/// Source: gguf-py, `constants.py: TENSOR_NAMES` and `tensor_mapping.py`, architecture `deepseek2`.
-const LAYER: [(&str, &str); 19] = [
+/// Source: gguf-py, `constants.py: TENSOR_NAMES` and `tensor_mapping.py`, architectures `deepseek2`, `deepseek32` and `glm-dsa`.
+const LAYER: [(&str, &str); 29] = [
     ("attn_norm", "input_layernorm"),
     ("ffn_norm", "post_attention_layernorm"),
     ("attn_q", "self_attn.q_proj"),
@@ -29,6 +29,16 @@ const LAYER: [(&str, &str); 19] = [
     ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
     ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
     ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+    ("indexer.attn_q_b", "self_attn.indexer.wq_b"),
+    ("indexer.attn_k", "self_attn.indexer.wk"),
+    ("indexer.k_norm", "self_attn.indexer.k_norm"),
+    ("indexer.proj", "self_attn.indexer.weights_proj"),
+    ("nextn.eh_proj", "eh_proj"),
+    ("nextn.enorm", "enorm"),
+    ("nextn.hnorm", "hnorm"),
+    ("nextn.embed_tokens", "embed_tokens"),
+    ("nextn.shared_head_head", "shared_head.head"),
+    ("nextn.shared_head_norm", "shared_head.norm"),
 ];
 
 /// All tensors of all parts. A name that the table does not have stays as it is.
