@@ -29,7 +29,7 @@ impl Mode {
     }
 
     /// The element type of the KV cache, when nobody chooses another one.
-    fn kv_cache(self) -> KvCacheDtype {
+    pub(crate) fn kv_cache(self) -> KvCacheDtype {
         match self {
             Mode::Reference => KvCacheDtype::F32,
             Mode::Serving => KvCacheDtype::Bf16,

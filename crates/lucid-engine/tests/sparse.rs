@@ -26,7 +26,7 @@ impl Observer for Chosen {
 
 /// transformers builds the latent norms with this epsilon whatever the config says.
 fn semantics(mode: Mode) -> SemanticsOptions {
-    SemanticsOptions { mode, latent_norm_eps: Some(1e-6), plant: None }
+    SemanticsOptions { mode, latent_norm_eps: Some(1e-6), ..SemanticsOptions::default() }
 }
 
 /// Log-probabilities `[tokens][vocab]`, and what was chosen.

@@ -82,7 +82,11 @@ fn logits_are_those_of_transformers() {
         let (from_folder, _folder) = tiny.checkpoint();
         assert_eq!(checkpoint.config().indexer, from_folder.config().indexer, "{name}");
 
-        let semantics = SemanticsOptions { mode: Mode::Reference, latent_norm_eps: Some(1e-6), plant: None };
+        let semantics = SemanticsOptions {
+            mode: Mode::Reference,
+            latent_norm_eps: Some(1e-6),
+            ..SemanticsOptions::default()
+        };
         let mut scorer = Scorer::new(&checkpoint, &semantics, Some(2)).unwrap();
         let (logits, mut worst) = (tiny.logits(), 0f32);
         let visit = |position: usize, logprobs: &[f32]| {
