@@ -76,8 +76,8 @@ pub enum KvScales {
     /// By the checkpoint's `k_scale`; by 1 in a layer without one, as vLLM.
     #[default]
     Checkpoint,
-    /// By 1, whatever the checkpoint says: what an engine does that has lost the scales.
-    One,
+    /// By 1, although the checkpoint has scales: what an engine does that has lost them. Refused where none can be lost.
+    Lost,
 }
 
 /// What NVFP4 weights are multiplied with.

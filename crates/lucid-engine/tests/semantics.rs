@@ -150,12 +150,13 @@ fn an_fp8_cache_is_what_its_definition_gives() {
     let (_folder, checkpoint) = changed(|_, _| {}, &more);
     assert_near(&checkpoint, &fp8, "fp8_cache_scaled");
     // An engine that lost the scales computes as if there were none.
-    let lost = SemanticsOptions { kv_scales: KvScales::One, ..fp8 };
+    let lost = SemanticsOptions { kv_scales: KvScales::Lost, ..fp8 };
     assert_near(&checkpoint, &lost, "fp8_cache");
     let scales =
         |semantics| Scorer::new(&checkpoint, semantics, None).unwrap().semantics().kv_scales.clone().unwrap();
     assert_eq!(scales(&fp8), "k_scale of the checkpoint");
-    assert_eq!(scales(&lost), "scale 1");
+    assert_eq!(scales(&lost), "scale 1, k_scale is lost");
+    assert!(Scorer::new(&canary(), &lost, None).is_err(), "there is nothing to lose");
 }
 
 #[test]

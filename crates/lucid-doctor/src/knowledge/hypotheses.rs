@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use lucid_engine::{Mode, Plant, SemanticsOptions};
+use lucid_engine::{Activations, KvCacheDtype, KvScales, Mode, Plant, SemanticsOptions};
 use serde::Deserialize;
 
 /// The whole file.
@@ -40,8 +40,19 @@ impl Mistake {
 pub(crate) struct Variation {
     pub(crate) name: String,
     pub(crate) title: String,
+    /// The cause that it speaks for, if it is no honest one.
+    pub(crate) cause: Option<String>,
     #[serde(default)]
     serving: bool,
+    /// An fp8 KV cache.
+    #[serde(default)]
+    kv_cache_fp8: bool,
+    /// That has lost the checkpoint's scales.
+    #[serde(default)]
+    kv_scales_lost: bool,
+    /// Activations in NVFP4.
+    #[serde(default)]
+    w4a4: bool,
     latent_norm_eps: Option<f64>,
 }
 
@@ -49,6 +60,9 @@ impl Variation {
     pub(crate) fn semantics(&self) -> SemanticsOptions {
         SemanticsOptions {
             mode: if self.serving { Mode::Serving } else { Mode::Reference },
+            kv_cache: self.kv_cache_fp8.then_some(KvCacheDtype::Fp8E4m3),
+            kv_scales: if self.kv_scales_lost { KvScales::Lost } else { KvScales::Checkpoint },
+            activations: if self.w4a4 { Activations::W4A4 } else { Activations::W4A16 },
             latent_norm_eps: self.latent_norm_eps,
             ..SemanticsOptions::default()
         }
@@ -77,6 +91,9 @@ mod tests {
             assert!(plant.is_of_the_model(), "{plant}: teacher forcing doesn't show it");
             assert!(causes().causes.iter().any(|cause| cause.id == mistake.cause), "{}", mistake.cause);
             assert!(!mistake.title.is_empty());
+        }
+        for cause in hypotheses().variations.iter().filter_map(|variation| variation.cause.as_ref()) {
+            assert!(causes().causes.iter().any(|known| known.id == *cause), "{cause}");
         }
         assert!(hypotheses().variations.iter().all(|v| !v.title.is_empty() && !v.name.is_empty()));
     }

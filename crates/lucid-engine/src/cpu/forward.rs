@@ -102,11 +102,22 @@ impl CpuModel {
         }
         let mut scales = vec![1.0; config.num_hidden_layers];
         if semantics.kv_cache == KvCacheDtype::Fp8E4m3 {
-            let mut text = "scale 1".to_owned();
-            if load.semantics.kv_scales == KvScales::Checkpoint {
-                (scales, text) = kv_scales(load.checkpoint, config.num_hidden_layers)?;
-            }
-            semantics.kv_scales = Some(text);
+            let (found, text) = kv_scales(load.checkpoint, config.num_hidden_layers)?;
+            semantics.kv_scales = Some(match load.semantics.kv_scales {
+                KvScales::Checkpoint => {
+                    scales = found;
+                    text
+                }
+                KvScales::Lost if found.iter().any(|scale| *scale != 1.0) => {
+                    "scale 1, k_scale is lost".to_owned()
+                }
+                KvScales::Lost => {
+                    return Err(Error::Unsupported {
+                        what: "losing the scales of an fp8 KV cache that has none".to_owned(),
+                        hint: "compute with the checkpoint's scales",
+                    });
+                }
+            });
         }
         if !rank.is_alone() {
             for layer in &mut weights.layers {

@@ -162,7 +162,7 @@ fn general() -> Vec<Hypothesis> {
         name: variation.name.clone(),
         title: variation.title.clone(),
         semantics: variation.semantics(),
-        cause: None,
+        cause: variation.cause.as_deref(),
     });
     mistakes.chain(variations).collect()
 }
