@@ -1,7 +1,10 @@
 //! Immutable bytes that many owners share without copying.
 
+use std::fs::File;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
+
+use crate::Error;
 
 /// Shared immutable bytes: a slice of a memory map, of the binary, or of owned memory. Cloning is cheap.
 ///
@@ -16,9 +19,16 @@ pub struct Bytes {
 
 #[derive(Clone)]
 enum Source {
-    Map(Arc<memmap2::Mmap>),
+    Map(Arc<Map>),
     Static(&'static [u8]),
     Owned(Arc<[u8]>),
+}
+
+/// A memory map and the file behind it.
+struct Map {
+    map: memmap2::Mmap,
+    /// `None`: no file, only memory.
+    file: Option<(File, String)>,
 }
 
 impl Bytes {
@@ -28,8 +38,41 @@ impl Bytes {
         Bytes { source: Source::Static(bytes), range: 0..bytes.len() }
     }
 
-    pub(crate) fn from_map(map: memmap2::Mmap) -> Bytes {
-        Bytes { range: 0..map.len(), source: Source::Map(Arc::new(map)) }
+    /// A whole file, mapped; `location` is its name in messages.
+    pub(crate) fn from_map(map: memmap2::Mmap, file: File, location: String) -> Bytes {
+        let range = 0..map.len();
+        Bytes { range, source: Source::Map(Arc::new(Map { map, file: Some((file, location)) })) }
+    }
+
+    /// The same bytes in memory of their own, which goes back to the operating system with the last clone. Mapped bytes are read
+    /// from the file, not through the map: pages that were touched in a map count as this process' memory for as long as it
+    /// lives. Bytes that are in memory anyway are not copied.
+    ///
+    /// # Errors
+    /// When the file can't be read, or there is no memory.
+    pub fn read(&self) -> Result<Bytes, Error> {
+        let Source::Map(mapped) = &self.source else { return Ok(self.clone()) };
+        let Some((file, location)) = mapped.file.as_ref().filter(|_| !self.is_empty()) else {
+            return Ok(self.clone());
+        };
+        let read = || {
+            let mut memory = memmap2::MmapMut::map_anon(self.range.len())?;
+            read_exact_at(file, &mut memory, self.range.start as u64)?;
+            memory.make_read_only()
+        };
+        let map = read().map_err(|cause| Error::Io { location: location.clone(), cause })?;
+        Ok(Bytes { range: 0..map.len(), source: Source::Map(Arc::new(Map { map, file: None })) })
+    }
+
+    /// Asks the operating system to have a mapped part of a file ready soon. Only a hint.
+    pub fn will_be_read(&self) {
+        #[cfg(unix)]
+        if let Source::Map(mapped) = &self.source
+            && mapped.file.is_some()
+        {
+            // Without the hint, reading waits for the disk a little more often.
+            let _ = mapped.map.advise_range(memmap2::Advice::WillNeed, self.range.start, self.range.len());
+        }
     }
 
     /// A part of these bytes, sharing the memory; `None` when `range` is not within them.
@@ -55,7 +98,7 @@ impl Deref for Bytes {
 
     fn deref(&self) -> &[u8] {
         let all: &[u8] = match &self.source {
-            Source::Map(map) => map,
+            Source::Map(mapped) => &mapped.map,
             Source::Static(bytes) => bytes,
             Source::Owned(bytes) => bytes,
         };
@@ -71,6 +114,25 @@ impl std::fmt::Debug for Bytes {
     }
 }
 
+/// Reads all of `out` from a place in a file, whatever the file's own position is.
+fn read_exact_at(file: &File, out: &mut [u8], offset: u64) -> std::io::Result<()> {
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::FileExt::read_exact_at(file, out, offset)
+    }
+    #[cfg(windows)]
+    {
+        let (mut out, mut offset) = (out, offset);
+        while !out.is_empty() {
+            match std::os::windows::fs::FileExt::seek_read(file, out, offset)? {
+                0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                count => (out, offset) = (&mut out[count..], offset + count as u64),
+            }
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,6 +142,23 @@ mod tests {
         let bytes = Bytes::from(vec![0, 1, 2, 3, 4, 5]);
         let inner = bytes.slice(1..5).unwrap().slice(1..3).unwrap();
         assert_eq!(&*inner, &[2, 3]);
+    }
+
+    #[test]
+    fn what_is_read_is_what_is_mapped_and_owned() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let content: Vec<u8> = (0..100_000u32).flat_map(u32::to_le_bytes).collect();
+        std::fs::write(&path, &content).unwrap();
+        let mapped = crate::Files::Folder(folder.path().to_owned()).find("file").unwrap().unwrap();
+        let part = mapped.slice(4_001..300_017).unwrap();
+        part.will_be_read();
+        let read = part.read().unwrap();
+        assert_eq!(&*read, &content[4_001..300_017]);
+        // In memory now: what becomes of the file is nothing to it.
+        drop((part, mapped));
+        std::fs::write(&path, b"short").unwrap();
+        assert_eq!(&*read.slice(5..9).unwrap().read().unwrap(), &content[4_006..4_010]);
     }
 
     #[test]

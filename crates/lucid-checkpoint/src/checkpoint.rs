@@ -162,11 +162,12 @@ impl Checkpoint {
                 expected: vec![len],
             });
         }
+        let bytes = tensor.bytes.read()?;
         let halves = |decode: fn(u16) -> f32| {
-            tensor.bytes.as_chunks().0.iter().map(|b| decode(u16::from_le_bytes(*b))).collect()
+            bytes.as_chunks().0.iter().map(|b| decode(u16::from_le_bytes(*b))).collect()
         };
         match tensor.dtype {
-            Dtype::F32 => Ok(tensor.bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()),
+            Dtype::F32 => Ok(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()),
             Dtype::F16 => Ok(halves(float16::f16_to_f32)),
             Dtype::Bf16 => Ok(halves(float16::bf16_to_f32)),
             _ => Err(Error::UnsupportedLayout {
@@ -184,17 +185,21 @@ impl Checkpoint {
     /// When the tensor is there, but is no single F32.
     pub fn scalar(&self, name: &str) -> Result<Option<f32>, Error> {
         let Some(tensor) = self.find(name) else { return Ok(None) };
-        match (&tensor.dtype, tensor.shape.as_slice(), tensor.bytes.first_chunk::<4>()) {
-            (Dtype::F32, [] | [1], Some(value)) => Ok(Some(f32::from_le_bytes(*value))),
-            _ => Err(Error::Quantized {
-                tensor: tensor.name.clone(),
-                shard: self.files.location(&tensor.shard),
-                problem: format!(
-                    "expected one F32 value, found {} of shape {:?}",
-                    tensor.dtype, tensor.shape
-                ),
-            }),
+        self.scalar_of(tensor).map(Some)
+    }
+
+    /// The value of a single F32.
+    pub(crate) fn scalar_of(&self, tensor: &Tensor) -> Result<f32, Error> {
+        if let (Dtype::F32, [] | [1]) = (&tensor.dtype, tensor.shape.as_slice())
+            && let Some(value) = tensor.bytes.read()?.first_chunk::<4>()
+        {
+            return Ok(f32::from_le_bytes(*value));
         }
+        Err(Error::Quantized {
+            tensor: tensor.name.clone(),
+            shard: self.files.location(&tensor.shard),
+            problem: format!("expected one F32 value, found {} of shape {:?}", tensor.dtype, tensor.shape),
+        })
     }
 
     /// The weight matrix `[rows, cols]` of a module: the path without `.weight`, as `model.layers.0.mlp.gate_proj`.

@@ -176,5 +176,5 @@ fn map(path: &Path) -> std::io::Result<Option<Bytes>> {
     // SAFETY: the map is read-only and private to this process. `Bytes` documents that nobody may change or truncate
     // the file meanwhile; every reader here treats the bytes as untrusted, so that changed bytes are only wrong values.
     let map = unsafe { memmap2::Mmap::map(&file)? };
-    Ok(Some(Bytes::from_map(map)))
+    Ok(Some(Bytes::from_map(map, file, path.display().to_string())))
 }

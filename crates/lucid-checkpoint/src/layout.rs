@@ -132,14 +132,7 @@ impl<'a> Parts<'a> {
 
     /// A single F32, stored with shape `[]` or `[1]`.
     fn scalar(&self, tensor: &Tensor) -> Result<f32, Error> {
-        match (&tensor.dtype, tensor.shape.as_slice(), tensor.bytes.first_chunk::<4>()) {
-            (Dtype::F32, [] | [1], Some(value)) => Ok(f32::from_le_bytes(*value)),
-            _ => {
-                let problem =
-                    format!("expected one F32 value, found {} of shape {:?}", tensor.dtype, tensor.shape);
-                Err(self.broken(tensor, problem))
-            }
-        }
+        self.checkpoint.scalar_of(tensor)
     }
 
     fn unsupported_packed(&self) -> Error {

@@ -10,6 +10,7 @@ mod config;
 mod dtype;
 mod error;
 mod files;
+mod fingerprint;
 pub mod float16;
 pub mod float8;
 mod generation;

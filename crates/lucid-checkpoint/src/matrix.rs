@@ -3,7 +3,7 @@
 use serde::{Serialize, Serializer};
 
 use crate::gguf::BlockType;
-use crate::{Bytes, float8, float16, int4, nvfp4};
+use crate::{Bytes, Error, float8, float16, int4, nvfp4};
 
 /// A weight matrix `[rows, cols]` as stored, still packed. Rows are outputs, columns are inputs.
 #[derive(Clone, Debug)]
@@ -90,6 +90,11 @@ pub enum ScaleType {
 }
 
 impl Scales {
+    /// The same in memory of their own.
+    fn read(&self) -> Result<Scales, Error> {
+        Ok(Scales { kind: self.kind, bytes: self.bytes.read()? })
+    }
+
     /// Scale number `i`.
     ///
     /// # Panics
@@ -153,6 +158,57 @@ impl Serialize for Layout {
 }
 
 impl Matrix {
+    /// The same matrix with its values in memory of their own (see [`Bytes::read`]).
+    ///
+    /// # Errors
+    /// When a file can't be read, or there is no memory.
+    pub fn read(&self) -> Result<Matrix, Error> {
+        let packed = match &self.packed {
+            Packed::F32(bytes) => Packed::F32(bytes.read()?),
+            Packed::F16(bytes) => Packed::F16(bytes.read()?),
+            Packed::Bf16(bytes) => Packed::Bf16(bytes.read()?),
+            Packed::F8E4m3(bytes) => Packed::F8E4m3(bytes.read()?),
+            Packed::Nvfp4 { codes, scales, global_scale, input_scale } => Packed::Nvfp4 {
+                codes: codes.read()?,
+                scales: scales.read()?,
+                global_scale: *global_scale,
+                input_scale: *input_scale,
+            },
+            Packed::Int4 { codes, scales, group_size } => {
+                Packed::Int4 { codes: codes.read()?, scales: scales.read()?, group_size: *group_size }
+            }
+            Packed::F8Blocks { codes, scales, block } => {
+                Packed::F8Blocks { codes: codes.read()?, scales: scales.read()?, block: *block }
+            }
+            Packed::Gguf { block, bytes, scale } => {
+                Packed::Gguf { block: *block, bytes: bytes.read()?, scale: *scale }
+            }
+        };
+        Ok(Matrix { name: self.name.clone(), rows: self.rows, cols: self.cols, packed })
+    }
+
+    /// The stored parts: values, and scales if they are apart.
+    #[must_use]
+    pub fn stored(&self) -> (&Bytes, Option<&Bytes>) {
+        match &self.packed {
+            Packed::F32(bytes) | Packed::F16(bytes) | Packed::Bf16(bytes) | Packed::F8E4m3(bytes) => {
+                (bytes, None)
+            }
+            Packed::Gguf { bytes, .. } => (bytes, None),
+            Packed::Nvfp4 { codes, scales, .. } => (codes, Some(scales)),
+            Packed::Int4 { codes, scales, .. } | Packed::F8Blocks { codes, scales, .. } => {
+                (codes, Some(&scales.bytes))
+            }
+        }
+    }
+
+    /// Bytes that it takes as it is stored.
+    #[must_use]
+    pub fn stored_bytes(&self) -> usize {
+        let (values, scales) = self.stored();
+        values.len() + scales.map_or(0, |scales| scales.len())
+    }
+
     /// Writes the values of one row, decoded exactly (NVFP4: see [`nvfp4::decode_row`]; INT4: see [`int4::decode_row`]).
     ///
     /// # Panics

@@ -78,6 +78,25 @@ pub enum Error {
         /// What the driver says.
         problem: String,
     },
+    /// A run can't be made to fit the memory that it may have.
+    #[error(
+        "memory_limit is {:.2} GB, and this model with these prompts needs {:.2} GB: raise it, or give shorter prompts",
+        *limit as f64 / 1e9, *least as f64 / 1e9
+    )]
+    Memory {
+        /// Bytes that are allowed.
+        limit: u64,
+        /// Bytes that are needed at the least.
+        least: u64,
+    },
+    /// The file that an interrupted run goes on from can't be written or read.
+    #[error("{}: {problem}", path.display())]
+    State {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
     /// The operating system refused threads or memory.
     #[error("cannot start the engine's threads: {0}")]
     Threads(std::io::Error),

@@ -20,13 +20,16 @@ mod scheduler;
 mod scorer;
 mod semantics;
 mod stepper;
+mod streaming;
 mod weights;
 
 pub use backend::{Device, LoadFormat};
 pub use cpu::{Observer, Route};
 pub use engine::{Engine, EngineOptions, Rejected, RequestId, Stats};
 pub use error::Error;
+pub use logprobs::token_logprobs;
 pub use plant::{Dosage, Plant, Planted};
 pub use request::{Candidate, Event, Finish, Request, Sampling, TokenLogprobs};
 pub use scorer::Scorer;
 pub use semantics::{Activations, KvCacheDtype, KvScales, Mode, Semantics, SemanticsOptions};
+pub use streaming::{Progress, Streaming, StreamingOptions, resident};

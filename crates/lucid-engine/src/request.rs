@@ -1,6 +1,7 @@
 //! What is asked of the engine, and what it answers, token by token.
 
 use lucid_checkpoint::TokenId;
+use serde::{Deserialize, Serialize};
 
 /// How the next token is drawn. The defaults are greedy and neutral.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,7 +62,7 @@ pub struct Request {
 }
 
 /// One candidate for a position: log-softmax of the raw logits, before temperature and penalties.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Candidate {
     /// The token.
     pub id: TokenId,
@@ -72,7 +73,7 @@ pub struct Candidate {
 }
 
 /// The distribution at one position: the token that stands there, and the most likely ones.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprobs {
     /// The token that stands there.
     pub token: Candidate,

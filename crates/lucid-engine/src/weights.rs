@@ -69,6 +69,7 @@ pub enum Query {
 }
 
 /// A SwiGLU block: `down · (silu(gate · x) ⊙ (up · x))`.
+#[derive(Clone)]
 pub struct Mlp {
     /// `[width, hidden_size]`
     pub gate: Matrix,
@@ -100,7 +101,38 @@ pub struct Experts {
     pub shared: Option<Mlp>,
 }
 
+impl Mlp {
+    /// The same, in memory of its own.
+    ///
+    /// # Errors
+    /// When a file can't be read.
+    pub fn read(&self) -> Result<Mlp, Error> {
+        Ok(Mlp { gate: self.gate.read()?, up: self.up.read()?, down: self.down.read()? })
+    }
+
+    /// Bytes that it takes as it is stored.
+    pub fn stored_bytes(&self) -> usize {
+        [&self.gate, &self.up, &self.down].into_iter().map(Matrix::stored_bytes).sum()
+    }
+}
+
+/// Reads one layer into memory; its routed experts stay mapped.
+///
+/// # Errors
+/// A missing or misshapen tensor, an unsupported layout, a file that can't be read.
+pub fn read_layer(checkpoint: &Checkpoint, i: usize) -> Result<Layer, Error> {
+    Loader { tensors: &Read(checkpoint), config: checkpoint.config() }.layer(i)
+}
+
 impl Weights {
+    /// All but the layers: embedding, last norm and output matrix, mapped.
+    ///
+    /// # Errors
+    /// As [`Weights::load`].
+    pub fn without_layers(checkpoint: &Checkpoint) -> Result<Weights, Error> {
+        Loader { tensors: checkpoint, config: checkpoint.config() }.without_layers()
+    }
+
     /// Finds and checks every tensor of the model; nothing is copied but norms and the transposed key rows.
     ///
     /// # Errors
@@ -192,8 +224,28 @@ trait Tensors {
     fn matrix(&self, module: &str, rows: usize, cols: usize) -> Result<Matrix, Error>;
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error>;
 
+    /// Where routed experts are found.
+    fn of_experts(&self) -> &dyn Tensors;
+
     fn transposed_keys(&self, kv_b: &Matrix, heads: usize, nope: usize, value: usize) -> Matrix {
         transpose_keys(kv_b, heads, nope, value)
+    }
+}
+
+/// A checkpoint whose matrices come into memory of their own, but for routed experts.
+struct Read<'a>(&'a Checkpoint);
+
+impl Tensors for Read<'_> {
+    fn matrix(&self, module: &str, rows: usize, cols: usize) -> Result<Matrix, Error> {
+        Ok(self.0.matrix(module, rows, cols)?.read()?)
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
+        Tensors::vector(self.0, name, len)
+    }
+
+    fn of_experts(&self) -> &dyn Tensors {
+        self.0
     }
 }
 
@@ -204,6 +256,10 @@ impl Tensors for Checkpoint {
 
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
         Ok(self.vector(name, len)?)
+    }
+
+    fn of_experts(&self) -> &dyn Tensors {
+        self
     }
 }
 
@@ -262,8 +318,12 @@ impl Loader<'_> {
     }
 
     fn weights(&self) -> Result<Weights, Error> {
+        let layers = (0..self.config.num_hidden_layers).map(|i| self.layer(i)).collect::<Result<_, _>>()?;
+        Ok(Weights { layers, ..self.without_layers()? })
+    }
+
+    fn without_layers(&self) -> Result<Weights, Error> {
         let config = self.config;
-        let layers = (0..config.num_hidden_layers).map(|i| self.layer(i)).collect::<Result<_, _>>()?;
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let embed_tokens = self.matrix("model.embed_tokens", vocab, hidden)?;
         let lm_head = match config.tie_word_embeddings {
@@ -271,7 +331,7 @@ impl Loader<'_> {
             false => self.matrix("lm_head", vocab, hidden)?,
         };
         let norm = self.vector("model.norm.weight", hidden)?;
-        Ok(Weights { embed_tokens, layers, norm, lm_head })
+        Ok(Weights { embed_tokens, layers: Vec::new(), norm, lm_head })
     }
 
     fn layer(&self, i: usize) -> Result<Layer, Error> {
@@ -322,6 +382,10 @@ impl Loader<'_> {
         })
     }
 
+    fn expert(&self, at: &str, width: usize) -> Result<Mlp, Error> {
+        Loader { tensors: self.tensors.of_experts(), config: self.config }.mlp(at, width)
+    }
+
     fn experts(&self, at: &str, moe: &MoE) -> Result<Experts, Error> {
         let width = moe.moe_intermediate_size;
         let bias_name = format!("{at}.gate.e_score_correction_bias");
@@ -330,7 +394,7 @@ impl Loader<'_> {
             bias: Some(self.vector(&bias_name, moe.n_routed_experts)?),
             bias_in_weights: false,
             routed: (0..moe.n_routed_experts)
-                .map(|expert| self.mlp(&format!("{at}.experts.{expert}"), width))
+                .map(|expert| self.expert(&format!("{at}.experts.{expert}"), width))
                 .collect::<Result<_, _>>()?,
             shared: match moe.n_shared_experts {
                 0 => None,

@@ -2,6 +2,8 @@
 
 use lucid_checkpoint::MoE;
 
+mod one_by_one;
+
 use super::activations::{input_scale, round_to_nvfp4};
 use super::exp::silu;
 use super::matmul::{Inputs, OutputBuffer, Product, multiply};
@@ -129,12 +131,19 @@ impl Experts {
             None => out.fill(0.0),
         }
         multiply(threads, &products);
-        for (row, out) in out.chunks_exact_mut(hidden).enumerate().take(tokens) {
-            let places = &self.places[row * moe.num_experts_per_tok..];
-            for (route, &place) in self.routes[row].iter().zip(places) {
+        self.combine(tokens, hidden, out);
+    }
+
+    /// `out += Σ_e w_e · Expert_e(x)`, in the order of each row's routes.
+    fn combine(&self, tokens: usize, hidden: usize, out: &mut [f32]) {
+        let mut places = self.places.as_slice();
+        for (routes, out) in self.routes[..tokens].iter().zip(out.chunks_exact_mut(hidden)) {
+            let (here, rest) = places.split_at(routes.len());
+            for (route, &place) in routes.iter().zip(here) {
                 let visit = &self.down[place * hidden..(place + 1) * hidden];
                 add_scaled(out, visit, route.weight);
             }
+            places = rest;
         }
     }
 

@@ -1,5 +1,7 @@
 //! The forward pass, block by block, in the order of the paper (DeepSeek-V3, arXiv:2412.19437, §2.1).
 
+mod layerwise;
+
 use std::ops::Range;
 
 use lucid_checkpoint::{Config, TokenId};
@@ -84,6 +86,23 @@ impl CpuModel {
     /// # Errors
     /// When the checkpoint is incomplete or unsupported, can't be dealt out, or threads can't be started.
     pub fn load(load: &Load<'_>, rank: Rank, ranks: Box<dyn Collective>) -> Result<CpuModel, Error> {
+        let weights = load.weights()?;
+        if load.semantics.activations == Activations::W4A4 {
+            weights.check_w4a4()?;
+        }
+        CpuModel::with_weights(load, weights, rank, ranks)
+    }
+
+    /// The same with weights that are there already; it takes its part of them.
+    ///
+    /// # Errors
+    /// When they can't be dealt out, or threads can't be started.
+    pub fn with_weights(
+        load: &Load<'_>,
+        mut weights: Weights,
+        rank: Rank,
+        ranks: Box<dyn Collective>,
+    ) -> Result<CpuModel, Error> {
         let config = load.config()?;
         let part = shard_config(&config, rank)?;
         let mut semantics = Semantics::new(&config, load.semantics);
@@ -95,11 +114,7 @@ impl CpuModel {
             None => std::thread::available_parallelism().map_or(1, usize::from).div_ceil(rank.count()),
         };
         let shard = Shard::new(&config, rank);
-        let mut weights = load.weights()?;
         let w4a4 = load.semantics.activations == Activations::W4A4;
-        if w4a4 {
-            weights.check_w4a4()?;
-        }
         let mut scales = vec![1.0; config.num_hidden_layers];
         if semantics.kv_cache == KvCacheDtype::Fp8E4m3 {
             let (found, text) = kv_scales(load.checkpoint, config.num_hidden_layers)?;

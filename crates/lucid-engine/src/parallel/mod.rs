@@ -6,7 +6,7 @@
 //! Ranks are threads on a processor ([`Meeting`]) or GPUs. Norms, router and the latent projections are small, and every rank
 //! computes them whole.
 
-mod cut;
+pub mod cut;
 mod meeting;
 mod rank;
 mod shard;

@@ -24,6 +24,10 @@ impl Tensors for Listing {
         Ok(Vec::new())
     }
 
+    fn of_experts(&self) -> &dyn Tensors {
+        self
+    }
+
     fn transposed_keys(&self, kv_b: &Matrix, _heads: usize, _nope: usize, _value: usize) -> Matrix {
         kv_b.clone()
     }
