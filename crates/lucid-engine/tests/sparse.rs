@@ -139,3 +139,14 @@ fn serving_mode_is_close_to_the_reference() {
         assert!(same * 10 >= exact.len() * 8, "{name}: {same} of {} greedy choices agree", exact.len());
     }
 }
+
+/// Before anything is asked of a GPU, so also where there is none.
+#[test]
+fn a_gpu_refuses_what_it_has_no_kernels_for() {
+    let (checkpoint, _folder) = Tiny::new("glm-5").checkpoint();
+    let refused = Scorer::on(Device::Cuda(0), &checkpoint, &semantics(Mode::Serving), None);
+    let error = refused.err().unwrap().to_string();
+    for part in ["GlmMoeDsaForCausalLM", "sparse-attention indexer", "GPU", "--device cpu"] {
+        assert!(error.contains(part), "{part} is not in: {error}");
+    }
+}

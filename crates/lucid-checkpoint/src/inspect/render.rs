@@ -128,7 +128,13 @@ fn config_rows(config: &Config, generation: &crate::Generation) -> Vec<(&'static
         rows.push(("experts", text.replace("Sigmoid", "sigmoid").replace("Softmax", "softmax")));
     }
     if let Some(i) = &c.indexer {
-        let text = format!("{} heads of {}, {} tokens", i.index_n_heads, i.index_head_dim, i.index_topk);
+        let full = (0..c.num_hidden_layers).filter(|&layer| i.is_full(layer)).count();
+        let sharing = match c.num_hidden_layers - full {
+            0 => String::new(),
+            shared => format!("; {full} layers choose, {shared} share"),
+        };
+        let text =
+            format!("{} heads of {}, {} tokens{sharing}", i.index_n_heads, i.index_head_dim, i.index_topk);
         rows.push(("sparse attention", text));
     }
     let positions = match &c.rope_scaling {

@@ -239,3 +239,72 @@ fn a_score_that_is_no_number_is_told() {
         assert_eq!(list.is_some_and(|list| list.is_empty()), row >= 50, "row {row}");
     }
 }
+
+/// Seconds that this thread has run (Linux): right on a busy machine too.
+fn seconds() -> f64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    text.split(' ').next().unwrap().parse::<f64>().unwrap() / 1e9
+}
+
+/// One token of DeepSeek-V3.2 in one layer, on one thread: choosing, attending to the chosen, and what attending to all would take.
+#[test]
+#[ignore = "a benchmark"]
+#[allow(clippy::print_stdout)]
+fn decoding_at_full_width() {
+    let (heads, latent, width, low, hidden) = (128, 512, 576, 64, 64);
+    let shape = Shape { heads: 64, width: 128, rotated: 64, interleaved: false, most: 2048 };
+    // Small inputs: their products are those of any layer, and not what is measured.
+    let weights = Weights {
+        wq_b: matrix(shape.heads * shape.width, low, 1),
+        wk: matrix(shape.width, hidden, 2),
+        k_norm: noise(shape.width, 3),
+        k_norm_bias: noise(shape.width, 4),
+        weights_proj: matrix(shape.heads, hidden, 5),
+    };
+    let rope = Rope::new(&config(shape.rotated), 1 << 17, true);
+    let mut threads = Threads::new(1).unwrap();
+    for tokens in [4096usize, 16_384, 65_536] {
+        let pages = pages(tokens);
+        let rules = lucid_checkpoint::Indexer {
+            index_n_heads: shape.heads,
+            index_head_dim: shape.width,
+            index_topk: shape.most,
+            rope_interleave: false,
+            layers: None,
+        };
+        let dtype = KvCacheDtype::Bf16;
+        let mut keys = IndexKeys::new(Some(&rules), 1, pages.len() + 3, dtype);
+        let mut cache = LatentCache::new(1, pages.len() + 3, width, dtype);
+        for token in 0..tokens {
+            keys.write(0, &pages, token, &noise(shape.width, token as u32));
+            cache.write(0, pages[token / PAGE_TOKENS], token % PAGE_TOKENS, &noise(width, token as u32));
+        }
+        let span = Span { pages: &pages, position: tokens - 1, count: 1, row: 0 };
+        let (normed, query_low) = (noise(hidden, 8), noise(low, 9));
+        let queries = noise(heads * width, 10);
+        let mut out = vec![0f32; heads * latent];
+        let attention = attention::Shape { heads, latent, scale: 0.1 };
+        let mut indexer = Indexer::default();
+        let mut best = [f64::INFINITY; 3];
+        for _ in 0..5 {
+            let start = seconds();
+            let step = Step {
+                layer: 0,
+                weights: &weights,
+                normed: &normed,
+                query_low: &query_low,
+                spans: &[span],
+                tokens: 1,
+            };
+            indexer.run(&mut threads, shape, &rope, &step, &mut keys);
+            let chosen = seconds();
+            attend_chosen(&mut threads, &cache, 0, attention, &[span], indexer.choices(), &queries, &mut out);
+            let attended = seconds();
+            attend(&mut threads, &cache, 0, attention, &[span], &queries, &mut out);
+            let times = [chosen - start, attended - chosen, seconds() - attended];
+            best.iter_mut().zip(times).for_each(|(best, time)| *best = best.min(time));
+        }
+        let [choose, sparse, whole] = best.map(|time| time * 1e3);
+        println!("{tokens} tokens: choose {choose:.1} ms, attend {sparse:.1} ms; attend to all {whole:.1} ms");
+    }
+}
