@@ -7,8 +7,10 @@ mod tiny;
 
 use std::collections::BTreeMap;
 
-use lucid_checkpoint::Checkpoint;
-use lucid_engine::{Device, Mode, Observer, Scorer, SemanticsOptions};
+use lucid_checkpoint::{Checkpoint, TokenId};
+use lucid_engine::{
+    Device, Mode, Observer, Scorer, SemanticsOptions, Streaming, StreamingOptions, TokenLogprobs,
+};
 use serde_json::json;
 use tiny::{NAMES, Tiny};
 
@@ -148,5 +150,58 @@ fn a_gpu_refuses_what_it_has_no_kernels_for() {
     let error = refused.err().unwrap().to_string();
     for part in ["GlmMoeDsaForCausalLM", "sparse-attention indexer", "GPU", "--device cpu"] {
         assert!(error.contains(part), "{part} is not in: {error}");
+    }
+}
+
+const TOP: usize = 3;
+
+fn streamed(
+    checkpoint: &Checkpoint,
+    passages: &[Vec<TokenId>],
+) -> Result<Vec<Vec<TokenLogprobs>>, lucid_engine::Error> {
+    let options = StreamingOptions {
+        semantics: semantics(Mode::Reference),
+        threads: Some(2),
+        memory_limit: 4_000_000_000,
+        batch_tokens: None,
+        top: TOP,
+        state: None,
+    };
+    let scored = Streaming::new(checkpoint, &options)?.score(passages, &mut |_| true)?;
+    Ok(scored.expect("nobody stops it"))
+}
+
+/// Layer by layer, several passages at a time, longer than a chunk: each layer chooses for each passage anew. Layers that share
+/// can't, so their models are streamed only as far as there is nothing to choose.
+#[test]
+fn the_streamed_witness_has_the_bits_of_the_resident_one() {
+    for name in NAMES {
+        let tiny = Tiny::new(name);
+        let (checkpoint, _folder) = tiny.checkpoint();
+        let shares = name == "glm-5.2";
+        let longest = if shares { tiny.size("index_topk") } else { tiny.tokens.len() };
+        let passages = [
+            tiny.tokens[..longest].to_vec(),
+            tiny.tokens[3..9].to_vec(),
+            tiny.tokens[1..longest - 2].to_vec(),
+        ];
+        let mut scorer = Scorer::new(&checkpoint, &semantics(Mode::Reference), Some(1)).unwrap();
+        let resident = passages.each_ref().map(|passage| {
+            let mut all = Vec::new();
+            let visit = |position: usize, logprobs: &[f32]| {
+                if let Some(next) = passage.get(position + 1) {
+                    all.push(lucid_engine::token_logprobs(logprobs, *next, TOP));
+                }
+            };
+            scorer.score(passage, visit).unwrap();
+            all
+        });
+        // Log-probabilities are compared as floats and none is NaN, so equal means equal bits.
+        assert!(streamed(&checkpoint, &passages).unwrap() == resident, "{name}");
+        if shares {
+            let error =
+                streamed(&checkpoint, &[tiny.tokens[..longest + 1].to_vec()]).unwrap_err().to_string();
+            assert!(error.contains("passage of 14 tokens") && error.contains("choice of 13"), "{error}");
+        }
     }
 }

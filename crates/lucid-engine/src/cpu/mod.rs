@@ -23,6 +23,7 @@ mod weighted_sum;
 
 pub use cache::{Cache, LatentCache};
 pub use forward::{CpuModel, Observer, Span};
+pub use indexer::MOST_SCORES;
 pub use rope::{Rope, softmax_scale};
 pub use router::Route;
 #[cfg(test)]

@@ -14,7 +14,7 @@ mod state;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use lucid_checkpoint::{Checkpoint, TokenId};
+use lucid_checkpoint::{Checkpoint, Indexer, TokenId};
 use sha2::{Digest, Sha256};
 
 use crate::backend::{Load, LoadFormat};
@@ -84,15 +84,6 @@ impl<'a> Streaming<'a> {
             return Err(Error::Unsupported {
                 what: "a planted fault in a streamed model".to_owned(),
                 hint: "plant it in a model that fits in memory",
-            });
-        }
-        if checkpoint.config().indexer.is_some() {
-            return Err(Error::Unsupported {
-                what: format!(
-                    "{} with its sparse-attention indexer, streamed",
-                    checkpoint.config().architecture
-                ),
-                hint: "stream DeepSeek-V3 and Kimi-K2 / K2.5 checkpoints; this one has to fit in memory",
             });
         }
         let load = Load {
@@ -196,9 +187,11 @@ impl<'a> Streaming<'a> {
     }
 
     fn check(&self, passages: &[Vec<TokenId>]) -> Result<(), Error> {
-        let (vocab_size, max) = {
+        let (vocab_size, max, unchosen) = {
             let config = self.model.config();
-            (config.vocab_size, config.max_position_embeddings)
+            let shares = |indexer: &&Indexer| (0..config.num_hidden_layers).any(|i| !indexer.is_full(i));
+            let unchosen = config.indexer.as_ref().filter(shares).map(|indexer| indexer.index_topk);
+            (config.vocab_size, config.max_position_embeddings, unchosen)
         };
         for passage in passages {
             if let Some(&TokenId(token)) = passage.iter().find(|token| token.row() >= vocab_size) {
@@ -206,6 +199,16 @@ impl<'a> Streaming<'a> {
             }
             if passage.len() > max {
                 return Err(Error::TooLong { tokens: passage.len(), max });
+            }
+            // The choice of a layer would have to be kept for those that share it, and it isn't.
+            if let Some(most) = unchosen.filter(|most| passage.len() > *most) {
+                return Err(Error::Unsupported {
+                    what: format!(
+                        "a streamed passage of {} tokens, when layers share their choice of {most},",
+                        passage.len()
+                    ),
+                    hint: "shorter passages are: with no more tokens than that there is nothing to choose",
+                });
             }
         }
         Ok(())

@@ -3,6 +3,7 @@
 use lucid_checkpoint::{Checkpoint, Config};
 
 use crate::Error;
+use crate::cpu::MOST_SCORES;
 
 /// Bytes of the files by what is in memory together.
 pub struct Sizes {
@@ -62,6 +63,15 @@ fn transposed_keys(config: &Config) -> u64 {
     4 * (config.num_attention_heads * config.kv_lora_rank * config.qk_nope_head_dim) as u64
 }
 
+/// What a sparse-attention indexer needs for a chunk of a passage that it has to choose from: queries, lists, scores.
+fn indexer_chunk(config: &Config, longest: usize) -> u64 {
+    let Some(indexer) = config.indexer.as_ref().filter(|indexer| longest > indexer.index_topk) else {
+        return 0;
+    };
+    let of_query = indexer.index_n_heads * (indexer.index_head_dim + 1) + indexer.index_topk;
+    4 * (CHUNK * of_query + (CHUNK * longest).min(MOST_SCORES).max(longest)) as u64
+}
+
 /// Sizes of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
@@ -105,7 +115,8 @@ pub fn plan(
     let (hidden, heads, latent) = (config.hidden_size, config.num_attention_heads, config.kv_lora_rank);
     let (rope, value) = (config.qk_rope_head_dim, config.v_head_dim);
     let query = config.qk_nope_head_dim + rope;
-    let held = bytes(hidden + latent + rope);
+    let index_keys = config.indexer.as_ref().map_or(0, |indexer| indexer.index_head_dim);
+    let held = bytes(hidden + latent + rope + index_keys);
     // Hidden state, its norm and the output, and beside them an MLP's two halves, or all visits and their router.
     let (visits, experts, shared) = config.moe.as_ref().map_or((0, 0, 0), |moe| {
         (moe.num_experts_per_tok, moe.n_routed_experts, moe.n_shared_experts * moe.moe_intermediate_size)
@@ -116,6 +127,7 @@ pub fn plan(
     // Both forms of attention, whichever this processor takes.
     let of_chunk = CHUNK as u64 * bytes(heads * (2 * query + 2 * latent + 2 * rope + 2 * value) + 4 * hidden);
     let expanded = bytes(heads * (query + value)) * longest as u64;
+    let of_chunk = of_chunk + indexer_chunk(config, longest);
     let two_and_more = sizes.layer() + 2 * sizes.expert;
     let least = start + SLACK + of_chunk + expanded + sizes.layer() + sizes.expert + two_and_more;
     let least_in_all = least

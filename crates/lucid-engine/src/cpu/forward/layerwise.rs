@@ -17,13 +17,20 @@ impl CpuModel {
         let width = self.part.kv_lora_rank + self.part.qk_rope_head_dim;
         let dtype = self.semantics.kv_cache;
         let latent = LatentCache::new(1, pages, width, dtype).with_scales(&self.kv_scales[layer..=layer]);
-        Cache { latent, index_keys: IndexKeys::new(None, 1, pages, dtype) }
+        let indexer = self.part.indexer.as_ref().filter(|indexer| indexer.is_full(layer));
+        Cache { latent, index_keys: IndexKeys::new(indexer, 1, pages, self.semantics.mode.kv_cache()) }
     }
 
     /// `hidden += Attn(RMSNorm(hidden))` for `hidden` `[tokens, hidden_size]`: `span` has them all, from row 0.
+    ///
+    /// A layer that shares its choice of tokens with an earlier one sees everything: the caller has no passages that are longer
+    /// than what is chosen.
     pub fn attend_layer(&mut self, layer: &Layer, span: Span<'_>, cache: &mut Cache, hidden: &mut [f32]) {
         self.take(hidden);
         self.norm(&layer.input_layernorm);
+        if layer.attention.indexer.is_none() {
+            self.scratch.indexer.see_everything(span.count);
+        }
         self.attention(0, &layer.attention, span.count, &[span], cache);
         self.add();
         hidden.copy_from_slice(&self.scratch.hidden);

@@ -32,6 +32,7 @@ use super::threads::Threads;
 use crate::weights::Indexer as Weights;
 
 pub use keys::IndexKeys;
+pub use scores::MOST_SCORES;
 pub use sparse::attend_chosen;
 
 /// Of the index keys' LayerNorm, whatever the config says of other norms.
@@ -134,6 +135,12 @@ impl Indexer {
         &self.choices
     }
 
+    /// Takes it for the choice of a step of `tokens` tokens that nothing is left out.
+    pub fn see_everything(&mut self, tokens: usize) {
+        self.choices.of_row.clear();
+        self.choices.of_row.resize(tokens, Choice::Everything);
+    }
+
     /// Stores the step's index keys, then chooses for each of its rows.
     pub fn run(
         &mut self,
@@ -150,9 +157,8 @@ impl Indexer {
         };
         let all = step.spans.iter().enumerate().flat_map(of_span);
         let queries: Vec<Query> = all.filter(|query| query.position >= shape.most).collect();
+        self.see_everything(step.tokens);
         let choices = &mut self.choices;
-        choices.of_row.clear();
-        choices.of_row.resize(step.tokens, Choice::Everything);
         choices.most = shape.most;
         choices.positions.resize(queries.len() * shape.most, 0);
         if queries.is_empty() {

@@ -11,7 +11,7 @@ use crate::cpu::vectorize::vectorized;
 use crate::kv_cache::PAGE_TOKENS;
 
 /// Scores that are in memory at a time: 16 MiB. Queries of long contexts are scored a few at a time.
-const MOST_SCORES: usize = 4 << 20;
+pub const MOST_SCORES: usize = 4 << 20;
 /// Queries of one task: with 64 heads each, their products with a page are 128 KiB.
 const TASK_QUERIES: usize = 8;
 /// Pages of one task.

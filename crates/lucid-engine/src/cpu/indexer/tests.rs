@@ -305,6 +305,8 @@ fn decoding_at_full_width() {
             best.iter_mut().zip(times).for_each(|(best, time)| *best = best.min(time));
         }
         let [choose, sparse, whole] = best.map(|time| time * 1e3);
-        println!("{tokens} tokens: choose {choose:.1} ms, attend {sparse:.1} ms; attend to all {whole:.1} ms");
+        println!(
+            "{tokens} tokens: choose {choose:.1} ms, attend {sparse:.1} ms; attend to all {whole:.1} ms"
+        );
     }
 }
