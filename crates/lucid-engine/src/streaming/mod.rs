@@ -329,7 +329,7 @@ impl<'a> Streaming<'a> {
             let mut cache = self.model.new_layer_cache(number, pool.total());
             for (chunk, hidden) in mine.chunks_mut(CHUNK * width).enumerate() {
                 let (position, count) = (chunk * CHUNK, hidden.len() / width);
-                let span = Span { pages: &pages, position, count, row: 0 };
+                let span = Span { pages: &pages, position, count, row: 0, prompt: passage.len() };
                 self.model.attend_layer(layer, span, &mut cache, hidden);
             }
         }
