@@ -37,18 +37,17 @@ pub(crate) struct Running {
 /// Spans that attention sees instead of the right ones.
 pub(crate) struct Attended {
     pages: Vec<Vec<PageId>>,
-    /// Which pages, position, count, row, prompt.
-    parts: Vec<(usize, usize, usize, usize, usize)>,
+    /// Which pages, position, count, row.
+    parts: Vec<(usize, usize, usize, usize)>,
 }
 
 impl Attended {
     pub(crate) fn spans(&self) -> Vec<Span<'_>> {
-        let span = |&(pages, position, count, row, prompt): &(usize, usize, usize, usize, usize)| Span {
+        let span = |&(pages, position, count, row): &(usize, usize, usize, usize)| Span {
             pages: &self.pages[pages],
             position,
             count,
             row,
-            prompt,
         };
         self.parts.iter().map(span).collect()
     }
@@ -113,11 +112,10 @@ impl Running {
                 for (i, span) in spans.iter().enumerate() {
                     let alone = usize::from(span.position == 0);
                     if alone == 1 {
-                        parts.push((i, 0, 1, span.row, span.prompt));
+                        parts.push((i, 0, 1, span.row));
                     }
                     if span.count > alone {
-                        let (position, row) = (span.position + alone - 1, span.row + alone);
-                        parts.push((i, position, span.count - alone, row, span.prompt.saturating_sub(1)));
+                        parts.push((i, span.position + alone - 1, span.count - alone, span.row + alone));
                     }
                 }
                 Some(Attended { pages: pages(), parts })
@@ -134,8 +132,7 @@ impl Running {
                         *own = neighbour;
                     }
                 }
-                let part =
-                    |(i, span): (usize, &Span<'_>)| (i, span.position, span.count, span.row, span.prompt);
+                let part = |(i, span): (usize, &Span<'_>)| (i, span.position, span.count, span.row);
                 Some(Attended { pages, parts: spans.iter().enumerate().map(part).collect() })
             }
             _ => None,
