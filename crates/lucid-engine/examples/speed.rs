@@ -1,6 +1,6 @@
 //! How fast the engine prefills and decodes, without a server around it.
 //!
-//!     cargo run --release -p lucid-engine --example speed -- MODEL [THREADS] [ROUNDS]
+//!     cargo run --release -p lucid-engine --example speed -- MODEL [THREADS] [ROUNDS] [PROMPT OUTPUT STREAMS]
 //!
 //! MODEL is a folder or a GGUF file. Processor time is that of all threads: on a busy machine it says more than the clock, above
 //! all with one thread, which never waits for another.
@@ -27,9 +27,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "{:>8} {:>8} {:>8} {:>12} {:>12} {:>20} {:>20}",
         "prompt", "output", "streams", "prefill t/s", "decode t/s", "prefill cpu µs/t", "decode cpu µs/t"
     );
-    for (prompt, output, streams) in
-        [(64, 1, 1), (512, 1, 1), (2048, 1, 1), (64, 256, 1), (64, 128, 8), (64, 128, 16)]
-    {
+    let chosen: Vec<usize> = arguments.map(|number| number.parse()).collect::<Result<_, _>>()?;
+    let cases = match chosen[..] {
+        [] => vec![(64, 1, 1), (512, 1, 1), (2048, 1, 1), (64, 256, 1), (64, 128, 8), (64, 128, 16)],
+        [prompt, output, streams] if output > 0 && streams > 0 => vec![(prompt, output, streams)],
+        _ => return Err("a case is three numbers: prompt tokens, answered tokens, streams".into()),
+    };
+    for (prompt, output, streams) in cases {
         let Speed { prefill, decode } = measure(&engine, prompt, output, streams, rounds)?;
         println!(
             "{prompt:>8} {output:>8} {streams:>8} {:>12.0} {:>12.0} {:>20.1} {:>20.1}",

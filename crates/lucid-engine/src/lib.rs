@@ -24,6 +24,8 @@ mod streaming;
 mod weights;
 
 pub use backend::{Device, LoadFormat};
+#[doc(hidden)] // For benchmarks; nothing else needs single kernels.
+pub use cpu::kernels;
 pub use cpu::{Observer, Route};
 pub use engine::{Engine, EngineOptions, Rejected, RequestId, Stats};
 pub use error::Error;

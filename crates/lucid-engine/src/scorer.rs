@@ -111,7 +111,8 @@ impl Scorer {
         let mut logits = Vec::new();
         for (number, chunk) in tokens.chunks(CHUNK).enumerate() {
             let first = number * CHUNK;
-            let span = Span { pages: &self.pages, position: first, count: chunk.len(), row: 0 };
+            let (pages, count, prompt) = (&self.pages, chunk.len(), tokens.len());
+            let span = Span { pages, position: first, count, row: 0, prompt };
             self.model.forward(chunk, &[span], observer.as_deref_mut())?;
             let rows: Vec<usize> = (0..chunk.len()).collect();
             for rows in rows.chunks(LOGIT_ROWS) {

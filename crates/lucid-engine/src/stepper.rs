@@ -242,7 +242,13 @@ impl Stepper {
             let sequence = &self.scheduler.running()[work.running];
             let row = tokens.len();
             tokens.extend_from_slice(&sequence.tokens[work.first..work.first + work.count]);
-            spans.push(Span { pages: &sequence.pages, position: work.first, count: work.count, row });
+            spans.push(Span {
+                pages: &sequence.pages,
+                position: work.first,
+                count: work.count,
+                row,
+                prompt: sequence.prompt,
+            });
         }
         self.model.forward(&tokens, &spans, None::<&mut ()>)
     }

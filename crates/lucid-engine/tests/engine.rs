@@ -107,6 +107,38 @@ fn the_same_bits_in_every_arithmetic() {
     }
 }
 
+/// A processor computes prompts and answers by different forms of attention. The same tokens, once as an answer and once as a
+/// prompt: differences come from the order of f32 sums and from what the cache rounds to bf16 in their wake.
+#[test]
+fn an_answer_that_comes_back_as_a_prompt_is_scored_alike() {
+    let engine = start(&EngineOptions::default());
+    let (mut worst, mut count) = (0f32, 0);
+    for (prompt, _) in prompts() {
+        let request =
+            Request { prompt: prompt.clone(), max_tokens: 40, logprobs: Some(0), ..Request::default() };
+        let mut tokens = prompt.clone();
+        let mut drawn = Vec::new();
+        for event in submit(&engine, request) {
+            if let Event::Token { id, logprobs } = event {
+                tokens.push(id);
+                drawn.push(logprobs.unwrap().token.logprob);
+            }
+        }
+        let scored =
+            Request { prompt: tokens, max_tokens: 0, prompt_logprobs: Some(0), ..Request::default() };
+        let events: Vec<Event> = submit(&engine, scored).into_iter().collect();
+        let Some(Event::Prompt { logprobs: Some(logprobs), .. }) = events.first() else {
+            panic!("{events:?}")
+        };
+        for (drawn, scored) in drawn.iter().zip(&logprobs[prompt.len()..]) {
+            worst = worst.max((drawn - scored.as_ref().unwrap().token.logprob).abs());
+            count += 1;
+        }
+    }
+    println!("{count} log-probabilities, the largest difference is {worst:.2e}");
+    assert!(count > 300 && worst < 2e-3, "{count} log-probabilities, the largest difference is {worst}");
+}
+
 #[test]
 fn preempted_requests_go_on_with_the_same_bits() {
     let alone = run_alone(&start(&EngineOptions { prefix_cache: false, ..EngineOptions::default() }));

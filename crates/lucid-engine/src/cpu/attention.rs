@@ -1,4 +1,4 @@
-//! Latent attention in the absorbed form, one page after the other.
+//! Latent attention in the absorbed form, one page after the other: answers, and prompts too where the tile unit runs.
 //!
 //! Every head's query is `[q̃ | q_pe]` against cache entries `[c | k_pe]`; the values are the entries' latent part. The softmax
 //! runs online (Milakov & Gimelshein 2018, arXiv:1805.02867) over the pages in order. Pages begin at fixed positions, so the
@@ -7,9 +7,8 @@
 use std::cell::RefCell;
 
 use super::cache::LatentCache;
-use super::dot::{Target, dots};
+use super::dot::{Scratch, Target, dots};
 use super::exp::exp;
-use super::row::Rows;
 use super::threads::Threads;
 use super::vectorize::vectorized;
 use super::weighted_sum::weighted_sum;
@@ -20,7 +19,7 @@ use crate::kv_cache::{PAGE_TOKENS, PageId};
 const BLOCK_QUERIES: usize = 48;
 
 /// Consecutive tokens of one sequence in this step, whose cache entries are written already.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Span<'a> {
     /// The sequence's pages, in order.
     pub pages: &'a [PageId],
@@ -30,6 +29,20 @@ pub struct Span<'a> {
     pub count: usize,
     /// Row of the first token in the step's buffers.
     pub row: usize,
+    /// How many of the sequence's tokens are its prompt. A processor computes prompt and answer by different forms of attention,
+    /// so this must not depend on when a token is computed.
+    pub prompt: usize,
+}
+
+impl<'a> Span<'a> {
+    /// The tokens of the prompt, then those of the answer, where there are such; with `prompts` off, all as an answer.
+    pub fn split(self, prompts: bool) -> impl Iterator<Item = (bool, Span<'a>)> {
+        let prompt = if prompts { self.prompt.saturating_sub(self.position).min(self.count) } else { 0 };
+        let first = Span { count: prompt, ..self };
+        let (position, row) = (self.position + prompt, self.row + prompt);
+        let rest = Span { position, row, count: self.count - prompt, ..self };
+        [(true, first), (false, rest)].into_iter().filter(|(_, span)| span.count > 0)
+    }
 }
 
 /// Sizes and scale.
@@ -51,7 +64,7 @@ struct Block {
     maximum: Vec<f32>,     // [queries]
     sum: Vec<f32>,         // [queries]
     accumulated: Vec<f32>, // [queries, latent]
-    no_scratch: Vec<f32>,
+    no_scratch: Scratch,
 }
 
 thread_local! {
@@ -75,7 +88,7 @@ pub fn attend(
     queries: &[f32],
     out: &mut [f32],
 ) {
-    let tokens: usize = spans.iter().map(|span| span.count).sum();
+    let tokens = spans.iter().map(|span| span.row + span.count).max().unwrap_or(0);
     assert!(out.len() >= tokens * shape.heads * shape.latent, "attention output is too small");
     #[cfg(target_arch = "x86_64")]
     if threads.tiles() && cache.is_bf16() {
@@ -84,7 +97,7 @@ pub fn attend(
     let block_tokens = (BLOCK_QUERIES / shape.heads).max(1);
     let blocks: usize = spans.iter().map(|span| span.count.div_ceil(block_tokens)).sum();
     // Few blocks (decode): cut the heads too, so that every thread has work.
-    let head_groups = (2 * threads.count()).div_ceil(blocks.max(1)).clamp(1, shape.heads);
+    let head_groups = threads.count().div_ceil(blocks.max(1)).clamp(1, shape.heads);
     let group = shape.heads.div_ceil(head_groups);
     let head_groups = shape.heads.div_ceil(group);
     let output = Output(out.as_mut_ptr());
@@ -137,10 +150,10 @@ fn attend_block(
     for (number, &page) in span.pages[..last.div_ceil(PAGE_TOKENS)].iter().enumerate() {
         let first = number * PAGE_TOKENS;
         let entries = PAGE_TOKENS.min(last - first);
-        let values = cache.page(layer, page, entries, &mut block.page);
+        let values = cache.entries(layer, page, entries, &mut block.page);
         let target = Target { at: block.scores.as_mut_ptr(), stride: PAGE_TOKENS, scale: shape.scale };
         // SAFETY: `scores` has room for PAGE_TOKENS entries of every query, and is ours.
-        unsafe { dots(Rows::f32s(values, width), count, query, &mut block.no_scratch, target) };
+        unsafe { dots(values.rows(width), count, query, &mut block.no_scratch, target) };
         for q in 0..count {
             let visible = (span.position + token_of(q) + 1).saturating_sub(first).min(entries);
             let scores = &mut block.scores[q * PAGE_TOKENS..(q + 1) * PAGE_TOKENS];

@@ -3,6 +3,7 @@
 use lucid_checkpoint::{E4M3, f32_to_e4m3};
 
 use super::indexer::IndexKeys;
+use super::row::Rows;
 use super::vectorize::vectorized;
 use crate::KvCacheDtype;
 use crate::kv_cache::{PAGE_TOKENS, PageId};
@@ -28,6 +29,33 @@ enum Values {
     Bf16(Vec<u16>),
     /// E4M3 codes of the values divided by the layer's scale.
     Fp8(Vec<u8>),
+}
+
+/// Entries that attention reads without decoding them first.
+#[derive(Clone, Copy)]
+pub enum Entries<'a> {
+    /// f32 numbers.
+    F32(&'a [f32]),
+    /// bf16 numbers.
+    Bf16(&'a [u16]),
+}
+
+impl<'a> Entries<'a> {
+    /// Values.
+    pub fn len(self) -> usize {
+        match self {
+            Entries::F32(values) => values.len(),
+            Entries::Bf16(values) => values.len(),
+        }
+    }
+
+    /// As rows of a product.
+    pub fn rows(self, cols: usize) -> Rows<'a> {
+        match self {
+            Entries::F32(values) => Rows::f32s(values, cols),
+            Entries::Bf16(values) => Rows::halves(values, cols),
+        }
+    }
 }
 
 impl LatentCache {
@@ -77,15 +105,14 @@ impl LatentCache {
         match &self.layers[layer] {
             Values::F32(values) => &values[range],
             Values::Bf16(values) => {
-                scratch.clear();
-                scratch.extend(values[range].iter().map(|&bits| f32::from_bits(u32::from(bits) << 16)));
-                scratch
+                let out = room(scratch, range.len());
+                widen_bf16(&values[range], out);
+                out
             }
             Values::Fp8(values) => {
-                let scale = self.scales[layer];
-                scratch.clear();
-                scratch.extend(values[range].iter().map(|&code| E4M3[code as usize] * scale));
-                scratch
+                let out = room(scratch, range.len());
+                widen_fp8(&values[range], self.scales[layer], out);
+                out
             }
         }
     }
@@ -107,6 +134,20 @@ impl LatentCache {
                     *out = E4M3[code as usize] * scale;
                 }
             }
+        }
+    }
+
+    /// The first `count` entries of a page `[count, width]`: in place if they are f32 or bf16, else decoded into `scratch`.
+    pub fn entries<'a>(
+        &'a self,
+        layer: usize,
+        page: PageId,
+        count: usize,
+        scratch: &'a mut Vec<f32>,
+    ) -> Entries<'a> {
+        match self.bf16_page(layer, page, count) {
+            Some(values) if cfg!(target_endian = "little") => Entries::Bf16(values),
+            _ => Entries::F32(self.page(layer, page, count, scratch)),
         }
     }
 
@@ -133,7 +174,25 @@ impl LatentCache {
     }
 }
 
+/// The first `len` values of a buffer that grows once and is reused.
+fn room(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    buffer.resize(buffer.len().max(len), 0.0);
+    &mut buffer[..len]
+}
+
 vectorized! {
+    fn widen_bf16(values: &[u16], out: &mut [f32]) {
+        for (out, &bits) in out.iter_mut().zip(values) {
+            *out = f32::from_bits(u32::from(bits) << 16);
+        }
+    }
+
+    fn widen_fp8(values: &[u8], scale: f32, out: &mut [f32]) {
+        for (out, &code) in out.iter_mut().zip(values) {
+            *out = E4M3[code as usize] * scale;
+        }
+    }
+
     fn round_to_bf16(values: &[f32], out: &mut [u16]) {
         for (out, &x) in out.iter_mut().zip(values) {
             *out = f32_to_bf16(x);

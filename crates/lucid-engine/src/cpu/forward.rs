@@ -10,6 +10,7 @@ use super::activations::{input_scale, round_to_nvfp4};
 pub use super::attention::Span;
 use super::attention::{Shape, attend};
 use super::cache::{Cache, LatentCache};
+use super::expanded::{self, Expanded};
 use super::experts::{Experts as ExpertsStep, swiglu};
 use super::indexer::{self, IndexKeys, Indexer, attend_chosen};
 use super::matmul::{Inputs, OutputBuffer, Product, multiply};
@@ -71,8 +72,9 @@ struct Scratch {
     query_low: Vec<f32>, // [tokens, Q]
     query: Vec<f32>,     // [tokens, A, N + R]
     entry: Vec<f32>,     // [tokens, L + R]: what the cache receives
-    absorbed: Vec<f32>,  // [tokens, A, L + R]
-    latent: Vec<f32>,    // [tokens, A, L]: attention's sums
+    absorbed: Vec<f32>,  // [tokens, A, L + R], of answers
+    latent: Vec<f32>,    // [tokens, A, L]: attention's sums, of answers
+    expanded: Expanded,  // keys and values of prompts
     heads: Vec<f32>,     // [tokens, A, V]
     output: Vec<f32>,    // [tokens, hidden]: what a block adds to the residual stream
     rounded: Vec<f32>,   // [tokens, hidden] or [tokens, Q]: what NVFP4 projections read with W4A4
@@ -317,7 +319,7 @@ impl CpuModel {
         }
     }
 
-    /// Multi-head latent attention in the absorbed form, from `normed` to `output`.
+    /// Multi-head latent attention, from `normed` to `output`: prompts in the expanded form, answers in the absorbed one.
     fn attention(
         &mut self,
         layer: usize,
@@ -334,8 +336,6 @@ impl CpuModel {
         let (threads, s) = (&mut self.threads, &mut self.scratch);
         s.query.resize(tokens * heads * head, 0.0);
         s.entry.resize(tokens * width, 0.0);
-        s.absorbed.resize(tokens * heads * width, 0.0);
-        s.latent.resize(tokens * heads * latent, 0.0);
         s.heads.resize(tokens * heads * value, 0.0);
         s.output.resize(tokens * hidden, 0.0);
 
@@ -374,12 +374,9 @@ impl CpuModel {
                 rms_norm_in_place(&mut entry[..latent], &weights.kv_a_norm, latent_eps);
                 self.rope.rotate(&mut entry[latent..], position);
                 cache.latent.write(layer, span.pages[position / PAGE_TOKENS], position % PAGE_TOKENS, entry);
-                let queries = s.query[row * heads * head..(row + 1) * heads * head].chunks_exact_mut(head);
-                let absorbed =
-                    s.absorbed[row * heads * width..(row + 1) * heads * width].chunks_exact_mut(width);
-                for (query, absorbed) in queries.zip(absorbed) {
+                let queries = &mut s.query[row * heads * head..(row + 1) * heads * head];
+                for query in queries.chunks_exact_mut(head) {
                     self.rope.rotate(&mut query[nope..], position);
-                    absorbed[latent..].copy_from_slice(&query[nope..]);
                 }
             }
         }
@@ -397,43 +394,86 @@ impl CpuModel {
             s.indexer.run(threads, shape, &self.rope, &step, &mut cache.index_keys);
         }
 
-        // q̃_h = UK_hᵀ q_h, then Σ_t p_t c_t, then UV_h of it.
-        let mut absorbed = OutputBuffer::new(&mut s.absorbed);
-        let products: Vec<_> = (0..heads)
-            .map(|h| Product {
-                weight: &weights.k_b_transposed,
-                rows: h * latent..(h + 1) * latent,
-                inputs: Inputs::Strided { values: &s.query, start: h * head, stride: heads * head },
-                count: tokens,
-                // SAFETY: each head has its own columns.
-                outputs: unsafe { absorbed.rows(h * width, heads * width, tokens, latent) },
-            })
-            .collect();
-        multiply(threads, &products);
-        let shape = Shape { heads, latent, scale: self.softmax_scale };
         let attended = self.fault.as_ref().and_then(|fault| fault.attended(layer, spans));
         let attended = attended.as_ref().map(Attended::spans);
         let attended = attended.as_deref().unwrap_or(spans);
-        let (latents, queries, out) = (&cache.latent, &s.absorbed, &mut s.latent);
-        match &config.indexer {
-            None => attend(threads, latents, layer, shape, attended, queries, out),
-            Some(_) => {
-                let choices = s.indexer.choices();
-                attend_chosen(threads, latents, layer, shape, attended, choices, queries, out);
-            }
+        // On the tile unit the absorbed form is the faster one for prompts too; chosen entries are attended to as they are.
+        let expands = !threads.tiles() && config.indexer.is_none();
+        let (prompts, answers): (Vec<_>, Vec<_>) =
+            attended.iter().flat_map(|span| span.split(expands)).partition(|(is_prompt, _)| *is_prompt);
+        let prompts: Vec<Span<'_>> = prompts.into_iter().map(|(_, span)| span).collect();
+        let answers: Vec<Span<'_>> = answers.into_iter().map(|(_, span)| span).collect();
+        if !prompts.is_empty() {
+            let shape = expanded::Shape { heads, latent, nope, rope, value, scale: self.softmax_scale };
+            let (latents, kv_b) = (&cache.latent, &weights.kv_b);
+            s.expanded.attend(threads, latents, layer, shape, kv_b, &prompts, &s.query, &mut s.heads);
         }
-        let mut head_values = OutputBuffer::new(&mut s.heads);
-        let products: Vec<_> = (0..heads)
-            .map(|h| Product {
-                weight: &weights.kv_b,
-                rows: h * (nope + value) + nope..(h + 1) * (nope + value),
-                inputs: Inputs::Strided { values: &s.latent, start: h * latent, stride: heads * latent },
-                count: tokens,
-                // SAFETY: each head has its own columns.
-                outputs: unsafe { head_values.rows(h * value, heads * value, tokens, value) },
-            })
-            .collect();
-        multiply(threads, &products);
+        if !answers.is_empty() {
+            s.absorbed.resize(tokens * heads * width, 0.0);
+            s.latent.resize(tokens * heads * latent, 0.0);
+            let shape = Shape { heads, latent, scale: self.softmax_scale };
+            // q̃_h = UK_hᵀ q_h, then Σ_t p_t c_t, then UV_h of it.
+            let mut absorbed = OutputBuffer::new(&mut s.absorbed);
+            let mut products = Vec::new();
+            for rows in runs(&answers) {
+                for h in 0..heads {
+                    let start = rows.start * heads;
+                    products.push(Product {
+                        weight: &weights.k_b_transposed,
+                        rows: h * latent..(h + 1) * latent,
+                        inputs: Inputs::Strided {
+                            values: &s.query,
+                            start: (start + h) * head,
+                            stride: heads * head,
+                        },
+                        count: rows.len(),
+                        // SAFETY: each row and head has its own columns.
+                        outputs: unsafe {
+                            absorbed.rows((start + h) * width, heads * width, rows.len(), latent)
+                        },
+                    });
+                }
+            }
+            multiply(threads, &products);
+            for rows in runs(&answers) {
+                let range = rows.start * heads..rows.end * heads;
+                let absorbed = s.absorbed[range.start * width..range.end * width].chunks_exact_mut(width);
+                let queries = s.query[range.start * head..range.end * head].chunks_exact(head);
+                for (absorbed, query) in absorbed.zip(queries) {
+                    absorbed[latent..].copy_from_slice(&query[nope..]);
+                }
+            }
+            let (latents, queries, out) = (&cache.latent, &s.absorbed, &mut s.latent);
+            match &config.indexer {
+                None => attend(threads, latents, layer, shape, &answers, queries, out),
+                Some(_) => {
+                    let choices = s.indexer.choices();
+                    attend_chosen(threads, latents, layer, shape, &answers, choices, queries, out);
+                }
+            }
+            let mut head_values = OutputBuffer::new(&mut s.heads);
+            let mut products = Vec::new();
+            for rows in runs(&answers) {
+                for h in 0..heads {
+                    let start = rows.start * heads;
+                    products.push(Product {
+                        weight: &weights.kv_b,
+                        rows: h * (nope + value) + nope..(h + 1) * (nope + value),
+                        inputs: Inputs::Strided {
+                            values: &s.latent,
+                            start: (start + h) * latent,
+                            stride: heads * latent,
+                        },
+                        count: rows.len(),
+                        // SAFETY: each row and head has its own columns.
+                        outputs: unsafe {
+                            head_values.rows((start + h) * value, heads * value, rows.len(), value)
+                        },
+                    });
+                }
+            }
+            multiply(threads, &products);
+        }
         if let Some(scale) = input_scale(&[&weights.o]).filter(|_| self.w4a4) {
             round_to_nvfp4(&mut s.heads, scale);
         }
@@ -443,6 +483,18 @@ impl CpuModel {
             fault.attention_output(layer, hidden, &mut s.output);
         }
     }
+}
+
+/// The rows of `spans`, neighbours joined.
+fn runs(spans: &[Span<'_>]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for span in spans {
+        match runs.last_mut() {
+            Some(run) if run.end == span.row => run.end += span.count,
+            _ => runs.push(span.row..span.row + span.count),
+        }
+    }
+    runs
 }
 
 /// `values`, rounded to NVFP4, in `buffer`.

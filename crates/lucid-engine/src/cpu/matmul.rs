@@ -5,19 +5,18 @@ use std::marker::PhantomData;
 
 use lucid_checkpoint::Matrix;
 
-use super::dot::{Target, dots};
+use super::dot::{Scratch, Target, dots};
 use super::row::{Rows, global_scale};
 use super::threads::Threads;
 
 /// Rows of a weight that one task computes: small enough to spread, large enough to hide the hand-over.
-const PANEL_ROWS: usize = 32;
+pub(super) const PANEL_ROWS: usize = 32;
 
 /// Tokens that one task computes: at full size the panel of decoded rows stays in the core's own cache.
-const PANEL_TOKENS: usize = 96;
+pub(super) const PANEL_TOKENS: usize = 96;
 
 thread_local! {
-    /// Decoded rows of one panel, `[PANEL_ROWS, cols]`.
-    static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch::new()) };
 }
 
 /// The vectors that a product reads: `[count, cols]` somewhere in a larger buffer.

@@ -4,12 +4,12 @@ mod activations;
 mod attention;
 mod cache;
 mod dot;
-#[cfg(target_arch = "x86_64")]
-mod dot_avx2;
 mod exp;
+mod expanded;
 mod experts;
 mod forward;
 mod indexer;
+pub mod kernels;
 mod matmul;
 mod norm;
 mod rope;
@@ -18,6 +18,9 @@ mod row;
 mod threads;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
+mod unit;
+#[cfg(target_arch = "x86_64")]
+mod unroll;
 mod vectorize;
 mod weighted_sum;
 

@@ -81,6 +81,18 @@ impl<'a> Rows<'a> {
         Rows { count: values.len() / cols, cols, stored: Stored::F32(bytes) }
     }
 
+    /// Rows that are bf16 numbers of this machine, which stores low bytes first, `[count, cols]`.
+    ///
+    /// # Panics
+    /// When `values` is not a whole number of rows.
+    pub fn halves(values: &'a [u16], cols: usize) -> Rows<'a> {
+        assert!(values.len().is_multiple_of(cols), "{} values are no rows of {cols}", values.len());
+        // SAFETY: any u16 is two plain bytes; the length is that of the slice.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), std::mem::size_of_val(values)) };
+        Rows { count: values.len() / cols, cols, stored: Stored::Bf16(bytes) }
+    }
+
     /// Decodes rows that no kernel reads as stored into `scratch`, which grows; other rows stay as they are.
     pub fn decoded<'s>(self, scratch: &'s mut Vec<f32>) -> Rows<'s>
     where

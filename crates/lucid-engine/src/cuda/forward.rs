@@ -521,7 +521,7 @@ impl Scratch {
 impl CudaModel {
     /// Prints the parts of a layer's time in a step of `count` tokens of one sequence.
     pub fn time_parts(&mut self, count: usize, pages: &[crate::kv_cache::PageId]) {
-        let span = Span { pages, position: 0, count, row: 0 };
+        let span = Span { pages, position: 0, count, row: 0, prompt: count };
         let tokens = vec![TokenId(1); count];
         let step = self.step.send(&tokens, &[span]).unwrap();
         self.gpu.synchronize().unwrap();

@@ -37,17 +37,18 @@ pub(crate) struct Running {
 /// Spans that attention sees instead of the right ones.
 pub(crate) struct Attended {
     pages: Vec<Vec<PageId>>,
-    /// Which pages, position, count, row.
-    parts: Vec<(usize, usize, usize, usize)>,
+    /// Which pages, position, count, row, prompt.
+    parts: Vec<(usize, usize, usize, usize, usize)>,
 }
 
 impl Attended {
     pub(crate) fn spans(&self) -> Vec<Span<'_>> {
-        let span = |&(pages, position, count, row): &(usize, usize, usize, usize)| Span {
+        let span = |&(pages, position, count, row, prompt): &(usize, usize, usize, usize, usize)| Span {
             pages: &self.pages[pages],
             position,
             count,
             row,
+            prompt,
         };
         self.parts.iter().map(span).collect()
     }
@@ -112,10 +113,11 @@ impl Running {
                 for (i, span) in spans.iter().enumerate() {
                     let alone = usize::from(span.position == 0);
                     if alone == 1 {
-                        parts.push((i, 0, 1, span.row));
+                        parts.push((i, 0, 1, span.row, span.prompt));
                     }
                     if span.count > alone {
-                        parts.push((i, span.position + alone - 1, span.count - alone, span.row + alone));
+                        let (position, row) = (span.position + alone - 1, span.row + alone);
+                        parts.push((i, position, span.count - alone, row, span.prompt.saturating_sub(1)));
                     }
                 }
                 Some(Attended { pages: pages(), parts })
@@ -132,7 +134,8 @@ impl Running {
                         *own = neighbour;
                     }
                 }
-                let part = |(i, span): (usize, &Span<'_>)| (i, span.position, span.count, span.row);
+                let part =
+                    |(i, span): (usize, &Span<'_>)| (i, span.position, span.count, span.row, span.prompt);
                 Some(Attended { pages, parts: spans.iter().enumerate().map(part).collect() })
             }
             _ => None,

@@ -126,7 +126,7 @@ pub fn plan(
     let of_token = bytes(3 * hidden + of_experts.max(2 * config.intermediate_size));
     // Both forms of attention, whichever this processor takes.
     let of_chunk = CHUNK as u64 * bytes(heads * (2 * query + 2 * latent + 2 * rope + 2 * value) + 4 * hidden);
-    let expanded = bytes(heads * (query + value)) * longest as u64;
+    let expanded = bytes(heads * (query + value) + latent + rope) * longest as u64;
     let of_chunk = of_chunk + indexer_chunk(config, longest);
     let two_and_more = sizes.layer() + 2 * sizes.expert;
     let least = start + SLACK + of_chunk + expanded + sizes.layer() + sizes.expert + two_and_more;

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use super::top::top;
 use super::{Choice, IndexKeys, Indexer, Query, Shape, Step};
-use crate::cpu::dot::{Target, dots};
+use crate::cpu::dot::{self, Target, dots};
 use crate::cpu::row::Rows;
 use crate::cpu::threads::Threads;
 use crate::cpu::vectorize::vectorized;
@@ -22,7 +22,7 @@ struct Scratch {
     page: Vec<f32>,     // [PAGE_TOKENS, width]
     products: Vec<f32>, // [queries, heads, PAGE_TOKENS]
     order: Vec<u64>,
-    no_scratch: Vec<f32>,
+    no_scratch: dot::Scratch,
 }
 
 thread_local! {

@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use super::{Choice, Choices};
 use crate::cpu::attention::{Shape, Span, attend, scale, softmax_page};
-use crate::cpu::cache::LatentCache;
-use crate::cpu::dot::{Target, dots};
+use crate::cpu::cache::{Entries, LatentCache};
+use crate::cpu::dot::{Scratch, Target, dots};
 use crate::cpu::row::Rows;
 use crate::cpu::threads::Threads;
 use crate::cpu::weighted_sum::weighted_sum;
@@ -23,7 +23,7 @@ struct Block {
     maximum: Vec<f32>,     // [heads]
     sum: Vec<f32>,         // [heads]
     accumulated: Vec<f32>, // [heads, latent]
-    no_scratch: Vec<f32>,
+    no_scratch: Scratch,
 }
 
 thread_local! {
@@ -61,7 +61,7 @@ pub fn attend_chosen(
         }
         chosen.extend((count..span.count).map(|i| {
             let (row, position) = (span.row + i, span.position + i);
-            Span { pages: span.pages, position, count: 1, row }
+            Span { position, count: 1, row, ..*span }
         }));
     }
     if !whole.is_empty() {
@@ -135,7 +135,7 @@ fn attend_row(
             }
         }
         let sizes = (count, positions.len(), latent);
-        weighted_sum(sizes, &block.scores, entries, width, &mut block.accumulated);
+        weighted_sum(sizes, &block.scores, Entries::F32(entries), width, &mut block.accumulated);
     }
     for q in 0..count {
         let inverse = 1.0 / block.sum[q];

@@ -54,7 +54,7 @@ fn attention_over_chosen_tokens_sees_them_alone() {
             cache.write(0, pages[token / PAGE_TOKENS], token % PAGE_TOKENS, entry(token));
         }
         let rows = 7;
-        let span = Span { pages: &pages, position: tokens - rows, count: rows, row: 0 };
+        let span = Span { pages: &pages, position: tokens - rows, count: rows, row: 0, prompt: 0 };
         let queries = noise(rows * heads * width, 2);
         let run = |threads: usize, choices: &Choices, cache: &LatentCache| {
             let mut out = vec![7f32; rows * heads * latent];
@@ -79,7 +79,7 @@ fn attention_over_chosen_tokens_sees_them_alone() {
         for (slot, &token) in third.iter().enumerate() {
             part.write(0, pages[slot / PAGE_TOKENS], slot % PAGE_TOKENS, entry(token as usize));
         }
-        let alone = Span { pages: &pages, position: third.len() - 1, count: 1, row: 0 };
+        let alone = Span { pages: &pages, position: third.len() - 1, count: 1, row: 0, prompt: 0 };
         let mut expected = vec![0f32; heads * latent];
         let query = &queries[(rows - 1) * heads * width..];
         attend(&mut Threads::new(1).unwrap(), &part, 0, shape, &[alone], query, &mut expected);
@@ -144,7 +144,7 @@ impl Case {
         let (mut indexer, mut found) = (Indexer::default(), Vec::new());
         for start in (0..self.tokens).step_by(chunk) {
             let count = chunk.min(self.tokens - start);
-            let span = Span { pages: &pages, position: start, count, row: 0 };
+            let span = Span { pages: &pages, position: start, count, row: 0, prompt: 0 };
             let step = Step {
                 layer: 0,
                 weights: &self.weights,
@@ -279,7 +279,7 @@ fn decoding_at_full_width() {
             keys.write(0, &pages, token, &noise(shape.width, token as u32));
             cache.write(0, pages[token / PAGE_TOKENS], token % PAGE_TOKENS, &noise(width, token as u32));
         }
-        let span = Span { pages: &pages, position: tokens - 1, count: 1, row: 0 };
+        let span = Span { pages: &pages, position: tokens - 1, count: 1, row: 0, prompt: 0 };
         let (normed, query_low) = (noise(hidden, 8), noise(low, 9));
         let queries = noise(heads * width, 10);
         let mut out = vec![0f32; heads * latent];

@@ -311,7 +311,7 @@ mod tests {
             let mut first = 0;
             // Each cut is a step of its own.
             for &cut in cuts {
-                let span = Span { pages: &pages, position: first, count: cut - first, row: 0 };
+                let span = Span { pages: &pages, position: first, count: cut - first, row: 0, prompt: 0 };
                 let row = SHAPE.heads * SHAPE.latent;
                 let queries = &queries[first * SHAPE.heads * WIDTH..];
                 attention::attend(

@@ -429,7 +429,7 @@ fn prefill_at_full_width() {
         model.keep_layers(keep);
         for (i, &count) in sizes.iter().enumerate() {
             let tokens: Vec<TokenId> = (0..count).map(|_| TokenId(random.below(VOCAB) as u32)).collect();
-            let spans = [Span { pages: &pages, position: 0, count, row: 0 }];
+            let spans = [Span { pages: &pages, position: 0, count, row: 0, prompt: count }];
             let mut times: Vec<f64> = (0..4)
                 .map(|_| gpu.time(|| model.forward(&tokens, &spans, None::<&mut ()>)).unwrap())
                 .collect();
@@ -501,7 +501,7 @@ fn whole_layers(gpu: &Gpu, kernels: Kernels, noise: &Noise, layers: Vec<Layer>, 
         model.keep_layers(keep);
         for (i, &batch) in batches.iter().enumerate() {
             let spans: Vec<Span<'_>> = (0..batch)
-                .map(|row| Span { pages: &tables[row], position: CONTEXT - 1, count: 1, row })
+                .map(|row| Span { pages: &tables[row], position: CONTEXT - 1, count: 1, row, prompt: 0 })
                 .collect();
             let mut distinct = 0.0;
             let mut times: Vec<f64> = (0..24)
@@ -527,7 +527,7 @@ fn whole_layers(gpu: &Gpu, kernels: Kernels, noise: &Noise, layers: Vec<Layer>, 
     }
     for batch in [1, 8] {
         let spans: Vec<Span<'_>> = (0..batch)
-            .map(|row| Span { pages: &tables[row], position: CONTEXT - 1, count: 1, row })
+            .map(|row| Span { pages: &tables[row], position: CONTEXT - 1, count: 1, row, prompt: 0 })
             .collect();
         let tokens = vec![TokenId(1); batch];
         let rows: Vec<usize> = (0..batch).collect();

@@ -90,7 +90,7 @@ fn layers(quantization: &str, layers: usize, ranks: usize) {
         let mut logits = Vec::new();
         for (i, &batch) in batches.iter().enumerate() {
             let spans: Vec<Span<'_>> = (0..batch)
-                .map(|row| Span { pages: &tables[row], position: CONTEXT - 1, count: 1, row })
+                .map(|row| Span { pages: &tables[row], position: CONTEXT - 1, count: 1, row, prompt: 0 })
                 .collect();
             let mut times: Vec<f64> = (0..24)
                 .map(|_| {

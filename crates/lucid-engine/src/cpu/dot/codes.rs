@@ -1,0 +1,153 @@
+//! The codes of layouts with scales for groups of columns, sixteen at a time.
+
+use std::arch::x86_64::*;
+
+use super::layouts_avx2::{self, nibbles, whole};
+use super::layouts_avx512;
+
+/// How sixteen columns' codes stand in a row.
+pub(super) trait Codes: Copy {
+    /// Whether a minimum is taken off.
+    const MINIMA: bool = false;
+    /// About how many bytes sixteen columns take.
+    const BYTES: usize;
+
+    /// The codes' values for columns `16 * block ..` of the row at `row`, before scales.
+    ///
+    /// # Safety
+    /// The row has these columns; the CPU has AVX2, FMA and F16C.
+    unsafe fn avx2(row: *const u8, block: usize) -> [__m256; 2];
+
+    /// The same in one vector.
+    ///
+    /// # Safety
+    /// The row has these columns; the CPU has AVX-512 F, BW, VL and DQ.
+    unsafe fn avx512(row: *const u8, block: usize) -> __m512;
+}
+
+/// Two codes a byte, the even column in the low nibble; a code is the value plus 8.
+#[derive(Clone, Copy)]
+pub(super) struct Int4;
+
+impl Codes for Int4 {
+    const BYTES: usize = 8;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn avx2(row: *const u8, block: usize) -> [__m256; 2] {
+        // SAFETY: 8 bytes of the row.
+        whole(_mm_sub_epi8(unsafe { nibbles(row.add(8 * block)) }, _mm_set1_epi8(8)))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn avx512(row: *const u8, block: usize) -> __m512 {
+        let values = _mm512_setr_ps(
+            -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
+        );
+        // SAFETY: 8 bytes of the row.
+        _mm512_permutexvar_ps(unsafe { layouts_avx512::nibbles(row.add(8 * block)) }, values)
+    }
+}
+
+/// E4M3, a byte each.
+#[derive(Clone, Copy)]
+pub(super) struct E4m3;
+
+impl Codes for E4m3 {
+    const BYTES: usize = 16;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn avx2(row: *const u8, block: usize) -> [__m256; 2] {
+        // SAFETY: 16 bytes of the row.
+        layouts_avx2::e4m3(unsafe { _mm_loadu_si128(row.add(16 * block).cast()) })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn avx512(row: *const u8, block: usize) -> __m512 {
+        // SAFETY: 16 bytes of the row.
+        layouts_avx512::e4m3(unsafe { _mm_loadu_si128(row.add(16 * block).cast()) })
+    }
+}
+
+/// Q4_K: 144 bytes for 256 columns; of 64 columns, the first 32 are the low nibbles of 32 bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Q4K;
+
+impl Q4K {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn codes(row: *const u8, block: usize) -> __m128i {
+        let within = block % 16;
+        // SAFETY: 16 bytes of the row's block.
+        let bytes = unsafe {
+            let at = row.add(block / 16 * 144 + 16 + within / 4 * 32 + within % 2 * 16);
+            _mm_loadu_si128(at.cast())
+        };
+        let shift = _mm_cvtsi32_si128((within / 2 % 2 * 4) as i32);
+        _mm_and_si128(_mm_srl_epi16(bytes, shift), _mm_set1_epi8(15))
+    }
+}
+
+impl Codes for Q4K {
+    const MINIMA: bool = true;
+    const BYTES: usize = 9;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn avx2(row: *const u8, block: usize) -> [__m256; 2] {
+        // SAFETY: as promised by the caller.
+        whole(unsafe { Q4K::codes(row, block) })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn avx512(row: *const u8, block: usize) -> __m512 {
+        // SAFETY: as promised by the caller.
+        layouts_avx512::whole(unsafe { Q4K::codes(row, block) })
+    }
+}
+
+/// Q6_K: 210 bytes for 256 columns; of 128 columns, four bits of each stand in 64 bytes and two in 32 others.
+#[derive(Clone, Copy)]
+pub(super) struct Q6K;
+
+impl Q6K {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn codes(row: *const u8, block: usize) -> __m128i {
+        let within = block % 16;
+        let (half, quarter, first) = (within / 8, within % 8 / 2, within % 2 * 16);
+        // SAFETY: 16 bytes of the row's block, twice.
+        let (low, high) = unsafe {
+            let at = row.add(block / 16 * 210);
+            let low = at.add(64 * half + 32 * (quarter % 2) + first);
+            (_mm_loadu_si128(low.cast()), _mm_loadu_si128(at.add(128 + 32 * half + first).cast()))
+        };
+        let low = _mm_srl_epi16(low, _mm_cvtsi32_si128((quarter / 2 * 4) as i32));
+        let high = _mm_srl_epi16(high, _mm_cvtsi32_si128((quarter * 2) as i32));
+        let low = _mm_and_si128(low, _mm_set1_epi8(15));
+        let high = _mm_slli_epi16::<4>(_mm_and_si128(high, _mm_set1_epi8(3)));
+        _mm_sub_epi8(_mm_or_si128(low, high), _mm_set1_epi8(32))
+    }
+}
+
+impl Codes for Q6K {
+    const BYTES: usize = 13;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn avx2(row: *const u8, block: usize) -> [__m256; 2] {
+        // SAFETY: as promised by the caller.
+        whole(unsafe { Q6K::codes(row, block) })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn avx512(row: *const u8, block: usize) -> __m512 {
+        // SAFETY: as promised by the caller.
+        layouts_avx512::whole(unsafe { Q6K::codes(row, block) })
+    }
+}

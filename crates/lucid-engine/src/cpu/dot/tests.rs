@@ -1,0 +1,190 @@
+//! Every kernel of every unit against the plain form.
+
+use lucid_checkpoint::gguf::BlockType;
+use lucid_checkpoint::{Bytes, Matrix, Packed, ScaleType, Scales};
+
+use super::*;
+use crate::cpu::row::Stored;
+
+fn vector(len: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / 8_388_608.0 - 1.0
+        })
+        .collect()
+}
+
+/// No infinity in any layout: exponents stay below the top.
+fn bytes(len: usize, seed: u32) -> Vec<u8> {
+    vector(len, seed).into_iter().map(|x| ((x + 1.0) * 48.0) as u8).collect()
+}
+
+/// Every byte but the two that are NaN in E4M3.
+fn codes(len: usize, seed: u32) -> Vec<u8> {
+    let byte = |x: f32| ((x + 1.0) * 128.0) as u8;
+    vector(len, seed).into_iter().map(byte).map(|byte| if byte & 0x7f == 0x7f { 3 } else { byte }).collect()
+}
+
+fn units_and<const N: usize>(cols: [usize; N]) -> impl Iterator<Item = (Unit, usize)> {
+    Unit::all().flat_map(move |unit| cols.map(|cols| (unit, cols)))
+}
+
+fn rows_of(layout: usize, stored: &[u8], count: usize, cols: usize) -> Rows<'_> {
+    let cut = |width: usize| &stored[..count * cols * width];
+    let stored = match layout {
+        0 => Stored::F32(cut(4)),
+        1 => Stored::F16(cut(2)),
+        2 => Stored::Bf16(cut(2)),
+        3 => Stored::F8E4m3(cut(1)),
+        _ => Stored::Nvfp4 {
+            codes: &cut(1)[..count * cols / 2],
+            scales: &cut(1)[count * cols / 2..][..count * cols / 16],
+        },
+    };
+    Rows { count, cols, stored }
+}
+
+/// Any layout, any shape, any tile: the same bits as the plain form, and every place written.
+#[test]
+fn every_tile_has_the_bits_of_the_plain_form() {
+    let mut scratch = Scratch::new();
+    for layout in 0..5 {
+        for (unit, cols) in units_and([16, 32, 48, 256, 17, 31, 5, 100]) {
+            if layout == 4 && cols % 16 != 0 {
+                continue;
+            }
+            let tokens = [1, 2, 3, 4, 5, 6, 7, 13, 20];
+            for (count, tokens) in [1, 3, 4, 5, 8, 9, 12, 33].into_iter().flat_map(|n| tokens.map(|t| (n, t)))
+            {
+                let make = if layout < 3 { bytes } else { codes };
+                let stored = make(count * cols * 4, (count * cols) as u32);
+                let rows = rows_of(layout, &stored, count, cols);
+                let xs = vector(tokens * cols, (tokens + layout) as u32);
+                let x = |t: usize| &xs[t * cols..][..cols];
+                let stride = count + 3;
+                let mut out = vec![f32::NAN; tokens * stride];
+                let target = Target { at: out.as_mut_ptr(), stride, scale: 0.5 };
+                // SAFETY: `out` has room for every token and row.
+                unsafe { dots_on(unit, rows, tokens, x, &mut scratch, target) };
+                for r in 0..count {
+                    for t in 0..tokens {
+                        let plain = dot_plain(&rows, r, x(t)) * 0.5;
+                        let sum = out[t * stride + r];
+                        assert_eq!(
+                            sum.to_bits(),
+                            plain.to_bits(),
+                            "{unit:?}, layout {layout}, {count}x{cols}, {tokens} tokens, ({r}, {t}): {sum} {plain}"
+                        );
+                    }
+                }
+                let untouched =
+                    (0..tokens).all(|t| out[t * stride + count..][..3].iter().all(|x| x.is_nan()));
+                assert!(untouched, "written outside of the rows");
+            }
+        }
+    }
+}
+
+/// NaN stays NaN in both units' arithmetic reading of E4M3.
+#[test]
+fn every_e4m3_code_has_its_value() {
+    let all: Vec<u8> = (0..=255).collect();
+    let rows = Rows { count: 16, cols: 16, stored: Stored::F8E4m3(&all) };
+    let ones = [1f32; 16];
+    for unit in Unit::all() {
+        for column in 0..16 {
+            let mut x = [0f32; 16];
+            x[column] = ones[column];
+            let mut out = [0f32; 16];
+            let target = Target { at: out.as_mut_ptr(), stride: 16, scale: 1.0 };
+            // SAFETY: `out` has room for sixteen rows.
+            unsafe { dots_on(unit, rows, 1, |_| &x, &mut Scratch::new(), target) };
+            for (row, sum) in out.into_iter().enumerate() {
+                let code = 16 * row + column;
+                // 0 · NaN of a neighbour is NaN as well.
+                let nan = (16 * row..16 * row + 16).any(|code| code & 0x7f == 0x7f);
+                let value = lucid_checkpoint::e4m3_to_f32(code as u8);
+                assert!(if nan { sum.is_nan() } else { sum == value }, "{unit:?}, code {code}: {sum}");
+            }
+        }
+    }
+}
+
+/// A matrix in every layout that is stored with scales for groups of columns, or in blocks of GGUF; some have shapes that no
+/// vector kernel takes.
+fn packed_matrices(rows: usize) -> Vec<Matrix> {
+    let scales = |kind: ScaleType, count: usize, width: usize| Scales {
+        kind,
+        bytes: Bytes::from(bytes(count * width, count as u32)),
+    };
+    let matrix = |cols: usize, packed: Packed| Matrix { name: "m".to_owned(), rows, cols, packed };
+    let mut all = Vec::new();
+    for (cols, group_size, kind, width) in [
+        (96, 32, ScaleType::Bf16, 2),
+        (256, 128, ScaleType::F16, 2),
+        (64, 64, ScaleType::F32, 4),
+        (96, 16, ScaleType::F8E8m0, 1),
+        (96, 48, ScaleType::Bf16, 2),
+        (80, 8, ScaleType::Bf16, 2),
+    ] {
+        let scales = scales(kind, rows * cols / group_size, width);
+        let codes = Bytes::from(codes(rows * cols / 2, 1));
+        all.push(matrix(cols, Packed::Int4 { codes, scales, group_size }));
+    }
+    for (cols, block) in [(96usize, [16usize, 64]), (144, [5, 16]), (100, [16, 64]), (96, [128, 24])] {
+        let scales = scales(ScaleType::F32, rows.div_ceil(block[0]) * cols.div_ceil(block[1]), 4);
+        all.push(matrix(cols, Packed::F8Blocks { codes: Bytes::from(codes(rows * cols, 2)), scales, block }));
+    }
+    for block in [BlockType::Q8_0, BlockType::Q4_K, BlockType::Q6_K, BlockType::Q5_0, BlockType::IQ4_XS] {
+        for (cols, scale) in [(block.elements(), 1.0), (3 * block.elements(), 1.0), (512, 0.3)] {
+            let mut bytes = codes(rows * cols / block.elements() * block.bytes(), 3);
+            // binary16 scales stand at a block's beginning or end: no infinities there.
+            for block in bytes.chunks_exact_mut(block.bytes()) {
+                let len = block.len();
+                for at in [1, 3, len - 1] {
+                    block[at] &= 0x3b;
+                }
+            }
+            all.push(matrix(cols, Packed::Gguf { block, bytes: Bytes::from(bytes), scale }));
+        }
+    }
+    all
+}
+
+/// Packed rows: the same bits as f32 rows of the values that the checkpoint's decoding gives, on every unit, for any number of
+/// tokens and any part of the rows.
+#[test]
+fn packed_rows_have_the_bits_of_f32_rows() {
+    for matrix in packed_matrices(37) {
+        let (count, cols) = (matrix.rows, matrix.cols);
+        let mut values = vec![0f32; count * cols];
+        for (row, out) in values.chunks_exact_mut(cols).enumerate() {
+            matrix.decode_row(row, out);
+        }
+        assert!(values.iter().all(|x| x.is_finite()), "{}", matrix.layout());
+        for (first, rows, tokens) in [(0, 37, 1), (5, 32, 1), (3, 1, 9), (0, 37, 20), (30, 7, 2)] {
+            let xs = vector(tokens * cols, tokens as u32);
+            let x = |t: usize| &xs[t * cols..][..cols];
+            let plain = Rows::f32s(&values[first * cols..(first + rows) * cols], cols);
+            for unit in Unit::all() {
+                let packed = Rows::of(&matrix, first..first + rows);
+                assert_eq!(packed.value(0, 7).to_bits(), values[first * cols + 7].to_bits());
+                let mut out = vec![f32::NAN; tokens * rows];
+                let target = Target { at: out.as_mut_ptr(), stride: rows, scale: 1.0 };
+                // SAFETY: `out` has room for every token and row.
+                unsafe { dots_on(unit, packed, tokens, x, &mut Scratch::new(), target) };
+                for (i, sum) in out.into_iter().enumerate() {
+                    let expected = dot_plain(&plain, i % rows, x(i / rows));
+                    assert_eq!(
+                        sum.to_bits(),
+                        expected.to_bits(),
+                        "{unit:?}, {} with {cols} columns, rows {first}.., {tokens} tokens: {sum} {expected}",
+                        matrix.layout()
+                    );
+                }
+            }
+        }
+    }
+}
