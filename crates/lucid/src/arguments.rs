@@ -34,6 +34,8 @@ pub enum Verb {
     Drill(Drill),
     /// Show what is in a checkpoint
     Inspect(Inspect),
+    /// Record what a checkpoint itself says of given texts, also one that is larger than memory
+    Reference(Reference),
     /// See it all in a minute: serve, ask, diagnose, plant a fault, find it
     Demo(Demo),
 }
@@ -383,6 +385,64 @@ pub struct Inspect {
     pub json: bool,
 }
 
+/// `lucid reference`
+#[derive(Args)]
+pub struct Reference {
+    /// Checkpoint folder or .gguf file [default: the bundled canary]
+    pub model: Option<PathBuf>,
+    /// What to score: a JSON object a line with `messages`, `text` or `tokens`, and perhaps an `answer` (see docs/reference.md)
+    #[arg(long, value_name = "FILE")]
+    pub prompts: PathBuf,
+    /// Where to write the record
+    #[arg(short, long, value_name = "FILE", default_value = "lucid-reference.json")]
+    pub output: PathBuf,
+    /// Memory that the process may have
+    #[arg(long, value_name = "SIZE", default_value = "4GB", value_parser = size)]
+    pub memory_limit: u64,
+    /// Tokens that go through a layer together, at the most [default: what the memory allows]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_num_batched_tokens: Option<usize>,
+    /// Where an interrupted run is continued from [default: the output's name and .state]
+    #[arg(long, value_name = "FILE")]
+    pub state: Option<PathBuf>,
+    /// Likeliest tokens to record at each position
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub top_logprobs: usize,
+    /// Threads that compute [default: one a core]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// KV cache: f32, bf16 or fp8_e4m3; auto is f32
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvCacheArgument::Auto)]
+    pub kv_cache_dtype: KvCacheArgument,
+    /// What NVFP4 weights are multiplied with: w4a16, or w4a4
+    #[arg(long, value_enum, default_value_t = Nvfp4Argument::W4a16)]
+    pub nvfp4: Nvfp4Argument,
+    /// Epsilon of the latent norms [default: rms_norm_eps, as vLLM; transformers uses 1e-6]
+    #[arg(long, value_name = "EPS")]
+    pub latent_norm_eps: Option<f64>,
+}
+
+/// Bytes: a number with B, kB, MB, GB, TB, or their binary kin.
+fn size(text: &str) -> Result<u64, String> {
+    let units = [
+        ("KiB", 1 << 10),
+        ("MiB", 1 << 20),
+        ("GiB", 1 << 30),
+        ("TiB", 1u64 << 40),
+        ("kB", 1_000),
+        ("MB", 1_000_000),
+        ("GB", 1_000_000_000),
+        ("TB", 1_000_000_000_000),
+        ("B", 1),
+    ];
+    let parsed = units.iter().find_map(|(unit, factor)| {
+        let number: f64 = text.strip_suffix(unit)?.trim().parse().ok()?;
+        let bytes = number * *factor as f64;
+        (bytes.is_finite() && (0.0..1e18).contains(&bytes)).then_some(bytes as u64)
+    });
+    parsed.ok_or_else(|| format!("{text:?} is no size: write for example 4GB or 3500MiB"))
+}
+
 /// `lucid demo`
 #[derive(Args)]
 pub struct Demo {
@@ -403,6 +463,16 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(size("4GB"), Ok(4_000_000_000));
+        assert_eq!(size("1.5 GiB"), Ok(3 << 29));
+        assert_eq!(size("512MiB"), Ok(512 << 20));
+        for wrong in ["", "4", "GB", "-1GB", "infGB", "NaNMB", "4 apples", "1e30GB"] {
+            assert!(size(wrong).unwrap_err().contains("4GB"), "{wrong}");
+        }
     }
 
     #[test]

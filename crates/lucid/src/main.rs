@@ -7,6 +7,7 @@ mod commands;
 mod logging;
 mod machine;
 mod model;
+mod passages;
 mod progress;
 mod style;
 
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         Verb::Collect(arguments) => commands::collect::run(&arguments),
         Verb::Drill(arguments) => commands::drill::run(&arguments),
         Verb::Inspect(arguments) => commands::inspect::run(&arguments),
+        Verb::Reference(arguments) => commands::reference::run(&arguments),
         Verb::Demo(arguments) => commands::demo::run(&arguments),
     };
     match ended {

@@ -34,16 +34,8 @@ pub fn engine_options(arguments: &EngineArguments) -> EngineOptions {
                 ModeArgument::Serving => Mode::Serving,
                 ModeArgument::Reference => Mode::Reference,
             },
-            kv_cache: match arguments.kv_cache_dtype {
-                KvCacheArgument::Auto => None,
-                KvCacheArgument::F32 => Some(KvCacheDtype::F32),
-                KvCacheArgument::Bf16 => Some(KvCacheDtype::Bf16),
-                KvCacheArgument::Fp8E4m3 => Some(KvCacheDtype::Fp8E4m3),
-            },
-            activations: match arguments.nvfp4 {
-                Nvfp4Argument::W4a16 => Activations::W4A16,
-                Nvfp4Argument::W4a4 => Activations::W4A4,
-            },
+            kv_cache: kv_cache(arguments.kv_cache_dtype),
+            activations: activations(arguments.nvfp4),
             latent_norm_eps: arguments.latent_norm_eps,
             ..SemanticsOptions::default()
         },
@@ -60,6 +52,24 @@ pub fn engine_options(arguments: &EngineArguments) -> EngineOptions {
         },
         device: arguments.device,
         ..EngineOptions::default()
+    }
+}
+
+/// `--kv-cache-dtype`; `None` is the mode's own.
+pub fn kv_cache(argument: KvCacheArgument) -> Option<KvCacheDtype> {
+    match argument {
+        KvCacheArgument::Auto => None,
+        KvCacheArgument::F32 => Some(KvCacheDtype::F32),
+        KvCacheArgument::Bf16 => Some(KvCacheDtype::Bf16),
+        KvCacheArgument::Fp8E4m3 => Some(KvCacheDtype::Fp8E4m3),
+    }
+}
+
+/// `--nvfp4`.
+pub fn activations(argument: Nvfp4Argument) -> Activations {
+    match argument {
+        Nvfp4Argument::W4a16 => Activations::W4A16,
+        Nvfp4Argument::W4a4 => Activations::W4A4,
     }
 }
 

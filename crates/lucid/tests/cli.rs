@@ -346,3 +346,63 @@ fn what_is_named_must_be_there() {
     assert_eq!(report.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&report.stdout).contains("/no/such/venv"));
 }
+
+/// A conversation, a text and bare tokens, against what transformers computed for the first.
+#[test]
+fn a_reference_is_recorded() {
+    let folder = tempfile::tempdir().unwrap();
+    let (prompts, output) = (folder.path().join("prompts.jsonl"), folder.path().join("record.json"));
+    let golden: serde_json::Value =
+        serde_json::from_slice(&fs::read(canary().join("../canary-golden/golden.json")).unwrap()).unwrap();
+    let capital = &golden["capital"];
+    let lines = [
+        serde_json::json!({"name": "capital", "messages": capital["messages"], "answer_tokens": capital["completion_ids"]}),
+        serde_json::json!({"text": capital["prompt"]}),
+        serde_json::json!({"tokens": [5, 6, 7]}),
+    ];
+    fs::write(&prompts, lines.map(|line| line.to_string()).join("\n")).unwrap();
+    let run = |more: &[&str]| {
+        let mut arguments = vec!["reference", "--prompts", prompts.to_str().unwrap()];
+        arguments.extend([
+            "-o",
+            output.to_str().unwrap(),
+            "--latent-norm-eps",
+            "1e-6",
+            "--top-logprobs",
+            "3",
+        ]);
+        arguments.extend(more);
+        lucid(&arguments)
+    };
+    let ended = run(&[]);
+    let stderr = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(0), "{stderr}");
+    assert!(stderr.contains("layer 4/4") && stderr.contains("recorded"), "{stderr}");
+    let record: serde_json::Value = serde_json::from_slice(&fs::read(&output).unwrap()).unwrap();
+    assert_eq!((&record["schema"], &record["semantics"]["kv_cache"]), (&1.into(), &"f32".into()));
+    let [first, second, third] = &record["passages"].as_array().unwrap()[..] else { panic!("{record}") };
+    let prompt = capital["prompt_ids"].as_array().unwrap();
+    assert_eq!(
+        (&first["name"], &second["name"], &third["name"]),
+        (&"capital".into(), &"2".into(), &"3".into())
+    );
+    assert_eq!(first["tokens"].as_array().unwrap()[..prompt.len()], prompt[..]);
+    assert_eq!(second["tokens"], capital["prompt_ids"]);
+    assert_eq!(third["observations"].as_array().unwrap().len(), 2);
+    // The completion is greedy: each of its tokens is the likeliest.
+    let observations = first["observations"].as_array().unwrap();
+    assert_eq!(observations.len() + 1, first["tokens"].as_array().unwrap().len());
+    for observation in &observations[prompt.len() - 1..] {
+        assert_eq!(observation["rank"], 1, "{observation}");
+        assert_eq!(observation["top"].as_array().unwrap().len(), 3);
+        assert_eq!(observation["top"][0][1], observation["logprob"]);
+    }
+    assert_refused(&run(&["--memory-limit", "10MB"]), &["memory_limit is 0.01 GB", "needs"]);
+    assert_refused(&run(&["--memory-limit", "10"]), &["is no size", "4GB"]);
+    fs::write(&prompts, "{\"text\": \"a\"}\n{\"text\": \"a\", \"tokens\": [1]}\n").unwrap();
+    assert_refused(&run(&[]), &["prompts.jsonl, line 2", "exactly one of"]);
+    fs::write(&prompts, "{\"txt\": \"a\"}\n").unwrap();
+    assert_refused(&run(&[]), &["line 1", "txt"]);
+    fs::write(&prompts, "\n").unwrap();
+    assert_refused(&run(&[]), &["has no lines"]);
+}

@@ -25,6 +25,7 @@ mod vectorize;
 mod weighted_sum;
 
 pub use cache::{Cache, LatentCache};
+pub use expanded::MOST_BYTES as MOST_EXPANDED;
 pub use forward::{CpuModel, Observer, Span};
 pub use indexer::MOST_SCORES;
 pub use rope::{Rope, softmax_scale};

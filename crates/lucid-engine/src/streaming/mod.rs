@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 
 use crate::backend::{Load, LoadFormat};
 use crate::cpu::{CpuModel, Span};
-use crate::kv_cache::PagePool;
+use crate::kv_cache::{PAGE_TOKENS, PageId, PagePool};
 use crate::logprobs::{log_softmax, token_logprobs};
 use crate::parallel::{Rank, cut};
 use crate::weights::{FeedForward, Layer, Weights, nothing_for_w4a4};
@@ -318,21 +318,29 @@ impl<'a> Streaming<'a> {
             layer.check_w4a4()?;
         }
         let width = self.model.config().hidden_size;
-        let mut rest = &mut *hidden;
-        for passage in batch {
-            let (mine, others) = rest.split_at_mut(passage.len() * width);
-            rest = others;
-            let mut pool = PagePool::new(passage.len());
-            let mut pages = Vec::new();
-            let room = pool.extend(&mut pages, passage.len());
-            debug_assert!(room, "the pool was made for these tokens");
-            let mut cache = self.model.new_layer_cache(number, pool.total());
-            for (chunk, hidden) in mine.chunks_mut(CHUNK * width).enumerate() {
-                let (position, count) = (chunk * CHUNK, hidden.len() / width);
-                let span = Span { pages: &pages, position, count, row: 0, prompt: passage.len() };
-                self.model.attend_layer(layer, span, &mut cache, hidden);
-            }
+        let (pool, pages) = pages_of(batch);
+        let mut cache = self.model.new_layer_cache(number, pool.total());
+        let mut first = 0;
+        for pieces in chunks(batch) {
+            let count: usize = pieces.iter().map(|piece| piece.count).sum();
+            let mut row = 0;
+            let span = |piece: &Piece| {
+                let Piece { passage, position, count } = *piece;
+                row += count;
+                Span {
+                    pages: &pages[passage],
+                    position,
+                    count,
+                    row: row - count,
+                    prompt: batch[passage].len(),
+                }
+            };
+            let spans: Vec<Span<'_>> = pieces.iter().map(span).collect();
+            let hidden = &mut hidden[first * width..(first + count) * width];
+            self.model.attend_layer(layer, &spans, &mut cache, hidden);
+            first += count;
         }
+        drop(cache);
         let blocks = hidden.len().div_ceil(run.plan.block * width);
         for (i, hidden) in hidden.chunks_mut(run.plan.block * width).enumerate() {
             let next = (i + 1 == blocks && number + 1 < self.sizes.layers.len()).then_some(number + 1);
@@ -405,6 +413,51 @@ impl<'a> Streaming<'a> {
         }
         Ok(results)
     }
+}
+
+/// Consecutive tokens of one passage.
+struct Piece {
+    /// Its number in the batch.
+    passage: usize,
+    /// The first token.
+    position: usize,
+    /// How many.
+    count: usize,
+}
+
+/// The batch's tokens in order, as many together as attention computes.
+fn chunks(batch: &[Vec<TokenId>]) -> Vec<Vec<Piece>> {
+    let mut chunks: Vec<Vec<Piece>> = Vec::new();
+    let mut room = 0;
+    for (passage, tokens) in batch.iter().enumerate() {
+        let mut position = 0;
+        while position < tokens.len() {
+            if room == 0 {
+                chunks.push(Vec::new());
+                room = CHUNK;
+            }
+            let count = room.min(tokens.len() - position);
+            if let Some(chunk) = chunks.last_mut() {
+                chunk.push(Piece { passage, position, count });
+            }
+            (position, room) = (position + count, room - count);
+        }
+    }
+    chunks
+}
+
+/// Pages of a cache that holds a whole batch, for each of its passages.
+fn pages_of(batch: &[Vec<TokenId>]) -> (PagePool, Vec<Vec<PageId>>) {
+    let whole = |passage: &Vec<TokenId>| passage.len().next_multiple_of(PAGE_TOKENS);
+    let mut pool = PagePool::new(batch.iter().map(whole).sum());
+    let pages = batch.iter().map(|passage| {
+        let mut pages = Vec::new();
+        let room = pool.extend(&mut pages, passage.len());
+        debug_assert!(room, "the pool was made for these passages");
+        pages
+    });
+    let pages = pages.collect();
+    (pool, pages)
 }
 
 /// What a batch needs beside the model.

@@ -3,7 +3,7 @@
 use lucid_checkpoint::{Checkpoint, Config};
 
 use crate::Error;
-use crate::cpu::MOST_SCORES;
+use crate::cpu::{MOST_EXPANDED, MOST_SCORES};
 
 /// Bytes of the files by what is in memory together.
 pub struct Sizes {
@@ -126,7 +126,11 @@ pub fn plan(
     let of_token = bytes(3 * hidden + of_experts.max(2 * config.intermediate_size));
     // Both forms of attention, whichever this processor takes.
     let of_chunk = CHUNK as u64 * bytes(heads * (2 * query + 2 * latent + 2 * rope + 2 * value) + 4 * hidden);
-    let expanded = bytes(heads * (query + value) + latent + rope) * longest as u64;
+    // Of a chunk's passages, what is seen of them; keys and values of as many heads as the expanded form takes at a time.
+    let positions = (longest + CHUNK) as u64;
+    let of_head = bytes(query + value) * positions;
+    let expanded =
+        (heads as u64 * of_head).min(of_head.max(MOST_EXPANDED as u64)) + bytes(latent + rope) * positions;
     let of_chunk = of_chunk + indexer_chunk(config, longest);
     let two_and_more = sizes.layer() + 2 * sizes.expert;
     let least = start + SLACK + of_chunk + expanded + sizes.layer() + sizes.expert + two_and_more;

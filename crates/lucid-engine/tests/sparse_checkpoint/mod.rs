@@ -23,8 +23,17 @@ enum Content {
     Scalar(f32),
     /// bf16 ones.
     Ones,
-    /// So many bf16 values around zero, then a hole.
-    Noise(usize),
+    /// So many bf16 values around zero of this size or twice, then a hole.
+    Noise(usize, Size),
+}
+
+/// The upper byte of a positive bf16.
+#[derive(Clone, Copy)]
+enum Size {
+    /// 1/8
+    Embedding = 0x3e,
+    /// 1/512: scores of experts that differ, and don't end up at 1 all together.
+    Router = 0x3b,
 }
 
 struct Tensor {
@@ -48,9 +57,17 @@ pub fn write(folder: &Path, config_json: &Value, prefix: &str) -> u64 {
     }
     let (vocab, hidden) = (config.vocab_size, config.hidden_size);
     let ends = vec![
-        bf16(format!("{prefix}model.embed_tokens.weight"), &[vocab, hidden], Content::Noise(TOKENS * hidden)),
+        bf16(
+            format!("{prefix}model.embed_tokens.weight"),
+            &[vocab, hidden],
+            Content::Noise(TOKENS * hidden, Size::Embedding),
+        ),
         bf16(format!("{prefix}model.norm.weight"), &[hidden], Content::Ones),
-        bf16(format!("{prefix}lm_head.weight"), &[vocab, hidden], Content::Noise(TOKENS * hidden)),
+        bf16(
+            format!("{prefix}lm_head.weight"),
+            &[vocab, hidden],
+            Content::Noise(TOKENS * hidden, Size::Embedding),
+        ),
     ];
     total + shard(&folder.join("model-ends.safetensors"), ends)
 }
@@ -84,7 +101,11 @@ fn layer_tensors(config: &Config, layer: usize, at: &str, out: &mut Vec<Tensor>)
         return mlp(&format!("{at}.mlp"), config.intermediate_size, hidden, out);
     };
     let experts = moe.n_routed_experts;
-    out.push(bf16(format!("{at}.mlp.gate.weight"), &[experts, hidden], Content::Noise(experts * hidden)));
+    out.push(bf16(
+        format!("{at}.mlp.gate.weight"),
+        &[experts, hidden],
+        Content::Noise(experts * hidden, Size::Router),
+    ));
     let bias = format!("{at}.mlp.gate.e_score_correction_bias");
     out.push(Tensor { name: bias, dtype: "F32", shape: vec![experts], content: Content::Zeros });
     mlp(&format!("{at}.mlp.shared_experts"), moe.n_shared_experts * moe.moe_intermediate_size, hidden, out);
@@ -139,17 +160,20 @@ fn shard(path: &Path, mut tensors: Vec<Tensor>) -> u64 {
     file.write_all(&(header_bytes.len() as u64).to_le_bytes()).unwrap();
     file.write_all(&header_bytes).unwrap();
     file.set_len(data + end).unwrap();
-    let mut random = 0x9e37_79b9_u32;
+    let mut random = 0u64;
     for tensor in &tensors {
         let content: Vec<u8> = match tensor.content {
             Content::Zeros => continue,
             Content::Scalar(value) => value.to_le_bytes().to_vec(),
             Content::Ones => [0x80, 0x3f].repeat(tensor.shape[0]),
-            // Both signs, magnitudes from 0.25 to 0.5.
-            Content::Noise(values) => (0..values)
+            Content::Noise(values, size) => (0..values)
                 .flat_map(|_| {
-                    random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                    [(random >> 8) as u8, 0x3e | (random >> 24 & 0x80) as u8]
+                    // SplitMix64 (Steele, Lea and Flood 2014).
+                    random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+                    let mixed = (random ^ random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+                    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+                    let mixed = mixed ^ mixed >> 31;
+                    [mixed as u8, size as u8 | (mixed >> 24 & 0x80) as u8]
                 })
                 .collect(),
         };

@@ -6,4 +6,5 @@ pub mod demo;
 pub mod doctor;
 pub mod drill;
 pub mod inspect;
+pub mod reference;
 pub mod serve;

@@ -29,7 +29,7 @@ use crate::kv_cache::{PAGE_TOKENS, PageId};
 const BLOCK_QUERIES: usize = 96;
 
 /// Bytes of keys and values that are expanded at a time, if one head doesn't need more.
-const MOST_BYTES: usize = 64 << 20;
+pub const MOST_BYTES: usize = 64 << 20;
 
 /// Sizes and scale.
 #[derive(Clone, Copy)]

@@ -21,17 +21,18 @@ impl CpuModel {
         Cache { latent, index_keys: IndexKeys::new(indexer, 1, pages, self.semantics.mode.kv_cache()) }
     }
 
-    /// `hidden += Attn(RMSNorm(hidden))` for `hidden` `[tokens, hidden_size]`: `span` has them all, from row 0.
+    /// `hidden += Attn(RMSNorm(hidden))` for `hidden` `[tokens, hidden_size]`: `spans` cover it, row by row in order.
     ///
     /// A layer that shares its choice of tokens with an earlier one sees everything: the caller has no passages that are longer
     /// than what is chosen.
-    pub fn attend_layer(&mut self, layer: &Layer, span: Span<'_>, cache: &mut Cache, hidden: &mut [f32]) {
+    pub fn attend_layer(&mut self, layer: &Layer, spans: &[Span<'_>], cache: &mut Cache, hidden: &mut [f32]) {
+        let tokens = hidden.len() / self.part.hidden_size;
         self.take(hidden);
         self.norm(&layer.input_layernorm);
         if layer.attention.indexer.is_none() {
-            self.scratch.indexer.see_everything(span.count);
+            self.scratch.indexer.see_everything(tokens);
         }
-        self.attention(0, &layer.attention, span.count, &[span], cache);
+        self.attention(0, &layer.attention, tokens, spans, cache);
         self.add();
         hidden.copy_from_slice(&self.scratch.hidden);
     }
