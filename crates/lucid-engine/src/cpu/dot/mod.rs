@@ -9,6 +9,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
+mod blocks_of_32;
+#[cfg(target_arch = "x86_64")]
 mod codes;
 #[cfg(target_arch = "x86_64")]
 mod group_scales;
@@ -20,8 +22,6 @@ mod layouts_avx2;
 mod layouts_avx512;
 #[cfg(target_arch = "x86_64")]
 mod packed;
-#[cfg(target_arch = "x86_64")]
-mod q8_0;
 #[cfg(target_arch = "x86_64")]
 mod sums_avx512;
 #[cfg(test)]

@@ -10,10 +10,10 @@ use std::marker::PhantomData;
 use lucid_checkpoint::gguf::BlockType;
 use lucid_checkpoint::{Matrix, Packed};
 
+use super::blocks_of_32::{Blocks, Q4_0, Q5_0, Q8_0};
 use super::codes::{Codes, E4m3, Int4, Q4K, Q6K};
 use super::group_scales::{f8_blocks, int4, q4_k, q6_k};
 use super::layouts::Layout;
-use super::q8_0::Q8_0;
 use super::{layouts_avx2, layouts_avx512};
 use crate::cpu::row::{BLOCK, Rows, Stored};
 
@@ -103,7 +103,11 @@ pub(super) enum PackedRows {
     /// GGUF's.
     Q6K(Grouped<Q6K>),
     /// GGUF's.
-    Q8_0(Q8_0),
+    Q8_0(Blocks<Q8_0>),
+    /// GGUF's.
+    Q5_0(Blocks<Q5_0>),
+    /// GGUF's.
+    Q4_0(Blocks<Q4_0>),
 }
 
 /// The rows, and their scales in `scales`, which grows; `None` if no kernel reads this layout or these shapes.
@@ -140,7 +144,9 @@ pub(super) unsafe fn packed(rows: &Rows<'_>, scales: &mut Vec<f32>) -> Option<Pa
                 let bytes = &bytes[first_row * row_bytes..(first_row + rows.count) * row_bytes];
                 let codes = bytes.as_ptr();
                 match block {
-                    BlockType::Q8_0 => Some(PackedRows::Q8_0(Q8_0 { at: codes, row_bytes })),
+                    BlockType::Q8_0 => Some(PackedRows::Q8_0(Blocks::new(codes, row_bytes))),
+                    BlockType::Q5_0 => Some(PackedRows::Q5_0(Blocks::new(codes, row_bytes))),
+                    BlockType::Q4_0 => Some(PackedRows::Q4_0(Blocks::new(codes, row_bytes))),
                     BlockType::Q4_K => {
                         q4_k(bytes, scales);
                         let groups = cols / 32;
@@ -184,6 +190,8 @@ macro_rules! with_packed {
             $crate::cpu::dot::packed::PackedRows::Q4K($load) => $run,
             $crate::cpu::dot::packed::PackedRows::Q6K($load) => $run,
             $crate::cpu::dot::packed::PackedRows::Q8_0($load) => $run,
+            $crate::cpu::dot::packed::PackedRows::Q5_0($load) => $run,
+            $crate::cpu::dot::packed::PackedRows::Q4_0($load) => $run,
         }
     };
 }

@@ -1,6 +1,6 @@
 //! Every kernel of every unit against the plain form.
 
-use lucid_checkpoint::gguf::BlockType;
+use lucid_checkpoint::gguf::BlockType as B;
 use lucid_checkpoint::{Bytes, Matrix, Packed, ScaleType, Scales};
 
 use super::*;
@@ -137,7 +137,7 @@ fn packed_matrices(rows: usize) -> Vec<Matrix> {
         let scales = scales(ScaleType::F32, rows.div_ceil(block[0]) * cols.div_ceil(block[1]), 4);
         all.push(matrix(cols, Packed::F8Blocks { codes: Bytes::from(codes(rows * cols, 2)), scales, block }));
     }
-    for block in [BlockType::Q8_0, BlockType::Q4_K, BlockType::Q6_K, BlockType::Q5_0, BlockType::IQ4_XS] {
+    for block in [B::Q8_0, B::Q5_0, B::Q4_0, B::Q4_K, B::Q6_K, B::Q5_1, B::IQ4_XS] {
         for (cols, scale) in [(block.elements(), 1.0), (3 * block.elements(), 1.0), (512, 0.3)] {
             let mut bytes = codes(rows * cols / block.elements() * block.bytes(), 3);
             // binary16 scales stand at a block's beginning or end: no infinities there.
