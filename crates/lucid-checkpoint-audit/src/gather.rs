@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use lucid_checkpoint::{Checkpoint, Config, Files};
 use lucid_findings::Step;
+use lucid_root::Root;
 use serde_json::Value;
 
 use crate::Error;
@@ -136,7 +137,7 @@ fn native_files(
     listing: &Listing,
     evidence: &mut CheckpointEvidence,
 ) -> Option<Files> {
-    let folder = crate::root::resolve(root, &listing.folder).ok()?;
+    let folder = Root::new(root).resolve(&listing.folder).ok()?;
     for file in &listing.files {
         let small =
             file.name.ends_with(".json") || file.name.ends_with(".jinja") || file.name.ends_with(".model");

@@ -21,7 +21,6 @@ mod listing;
 mod names;
 mod pass;
 mod published;
-mod root;
 mod shards;
 mod sizes;
 mod statistics;

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use lucid_root::Root;
+
 use crate::evidence::{CheckpointEvidence, Container, FileFacts, FileKind};
 use crate::header::read_small;
-use crate::root;
 
 /// The most files that are listed.
 pub(crate) const MAX_FILES: usize = 4096;
@@ -58,7 +59,7 @@ pub(crate) fn list(root: &Path, path: &Path, evidence: &mut CheckpointEvidence) 
         ));
     }
     let path = snapshot.as_deref().unwrap_or(path);
-    let place = root::resolve(root, path)?;
+    let place = Root::new(root).resolve(path)?;
     let metadata = std::fs::metadata(&place)?;
     let (folder, only) = if metadata.is_dir() {
         (path.to_owned(), None)
@@ -66,7 +67,7 @@ pub(crate) fn list(root: &Path, path: &Path, evidence: &mut CheckpointEvidence) 
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         (path.parent().unwrap_or(Path::new("/")).to_owned(), Some(name))
     };
-    let physical = root::resolve(root, &folder)?;
+    let physical = Root::new(root).resolve(&folder)?;
     let mut names = Vec::new();
     for entry in std::fs::read_dir(&physical)? {
         match entry {
@@ -107,9 +108,9 @@ pub(crate) fn list(root: &Path, path: &Path, evidence: &mut CheckpointEvidence) 
 /// Of `models--OWNER--NAME` in the Hugging Face cache, the snapshot that `refs/main` names, or the only one.
 fn hub_snapshot(root: &Path, path: &Path) -> Option<PathBuf> {
     let snapshots = path.join("snapshots");
-    let folder = root::resolve(root, &snapshots).ok()?;
+    let folder = Root::new(root).resolve(&snapshots).ok()?;
     let mut revisions = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.file_name());
-    let reference = root::resolve(root, &path.join("refs/main")).ok()?;
+    let reference = Root::new(root).resolve(&path.join("refs/main")).ok()?;
     if let Ok(Some(revision)) = read_small(&reference, 200) {
         let revision = String::from_utf8_lossy(&revision).trim().to_owned();
         if !revision.is_empty() && !revision.contains(['/', '\\']) && revision != ".." {
@@ -121,7 +122,7 @@ fn hub_snapshot(root: &Path, path: &Path) -> Option<PathBuf> {
 
 fn look(root: &Path, path: &Path, name: String) -> Listed {
     let broken = |name| Listed { name, path: None, bytes: 0, kind: FileKind::BrokenLink };
-    let Ok(place) = root::resolve(root, path) else { return broken(name) };
+    let Ok(place) = Root::new(root).resolve(path) else { return broken(name) };
     let Ok(metadata) = std::fs::metadata(&place) else { return broken(name) };
     let unfinished = [".incomplete", ".part", ".partial", ".aria2", ".crdownload", ".tmp", ".lock"];
     let kind = if metadata.is_dir() {

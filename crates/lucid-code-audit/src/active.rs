@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::glob;
 use crate::knowledge::PATHS;
-pub use crate::model_map::{Entry, ModelMap, Use};
+pub use crate::model_map::{Entry, MODULE, ModelMap, Use};
 
 /// Whether a file or function runs, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,7 +115,24 @@ impl ModelMap {
         match runs.get(file) {
             Some(names) => {
                 let top = function.split('.').next().unwrap_or(function);
-                if file == entry.file {
+                // The served model's own name stands for what it is built from, wherever it is defined.
+                let own = top == architecture || top == entry.class;
+                let led = self.leads_to(file, names, top).filter(|led| *led || !(names.is_empty() || own));
+                let some = names.iter().take(4).copied().collect::<Vec<_>>().join(", ");
+                if led == Some(false) {
+                    Activity::new(
+                        false,
+                        format!(
+                            "{architecture} takes {some} from this file, and nothing of that leads to {top}"
+                        ),
+                    )
+                } else if led == Some(true) && file != entry.file && !names.is_empty() && !names.contains(top)
+                {
+                    Activity::new(
+                        true,
+                        format!("{architecture} takes {some} from this file, which leads to {top}"),
+                    )
+                } else if file == entry.file {
                     Activity::new(
                         true,
                         format!("{architecture} is built from this file, says the engine's registry"),
@@ -128,7 +145,6 @@ impl ModelMap {
                 } else if names.contains(top) {
                     Activity::new(true, format!("{architecture} ({}) takes {top} from this file", entry.file))
                 } else {
-                    let some = names.iter().take(4).copied().collect::<Vec<_>>().join(", ");
                     Activity::new(
                         None,
                         format!(

@@ -9,6 +9,7 @@ use std::sync::mpsc;
 use std::time::Instant;
 
 use lucid_findings::Step;
+use lucid_root::Root;
 use ruff_python_ast::PySourceType;
 
 use crate::evidence::{CodeEvidence, Distribution, FACTS, Notes, PATCHES};
@@ -16,7 +17,6 @@ use crate::imports::module_name;
 use crate::judge::{Judged, judge};
 use crate::knowledge::PATHS;
 use crate::model_map::{ModelFile, ModelMap, is_model_file};
-use crate::root::Root;
 use crate::scan::{Scanner, Subject};
 use crate::walk::{Found, python_files};
 use crate::{leftovers, prefilter, source};
@@ -95,7 +95,7 @@ pub fn gather_with(
     let mut evidence = CodeEvidence::default();
     let mut found: Vec<(usize, Found)> = Vec::new();
     for folder in site_packages {
-        let patient = root.as_patient_path(folder);
+        let patient = root.inside(folder);
         if !root.resolve(&patient).is_ok_and(|here| here.is_dir()) {
             evidence.notes.add(&patient.to_string_lossy(), "no folder that could be read".to_owned());
             continue;

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use lucid_root::Root;
 use serde::{Deserialize, Serialize};
 
 use crate::evidence::Notes;
 use crate::glob;
-use crate::root::Root;
 
 /// Entries of one folder that are looked at.
 const ENTRIES: usize = 200_000;

@@ -7,6 +7,7 @@ use ruff_python_ast::{self as ast, Expr, Stmt};
 use serde::{Deserialize, Serialize};
 
 use crate::imports::{imported_module, module_name};
+use crate::mentions;
 
 /// What the engines' registries and the imports of their model files say.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,7 +17,15 @@ pub struct ModelMap {
     pub entries: BTreeMap<String, BTreeMap<String, Entry>>,
     /// By model file: the other model files that it takes something from.
     pub uses: BTreeMap<String, Vec<Use>>,
+    /// By model file and definition at its top: the other definitions of the file that it mentions. What the module itself mentions
+    /// stands under [`MODULE`].
+    pub mentions: BTreeMap<String, BTreeMap<String, Vec<String>>>,
 }
+
+/// The statements of a module outside of its definitions.
+pub const MODULE: &str = "<module>";
+/// Definitions of one file that are kept; the largest model file has 60.
+const DEFINITIONS: usize = 400;
 
 /// A registry's entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,6 +56,8 @@ pub(crate) struct ModelFile {
     registered: Vec<(String, String, String)>,
     /// `EntryClass = [DeepseekV3ForCausalLM]`.
     entry_classes: Vec<String>,
+    /// As [`ModelMap::mentions`].
+    mentions: BTreeMap<String, Vec<String>>,
 }
 
 /// Folders whose files define models.
@@ -63,6 +74,10 @@ impl ModelFile {
         let module = module_name(relative);
         let mut reader = Reader { file: &mut file, module: &module };
         reader.visit_body(body);
+        file.mentions = mentions::read(body);
+        if file.mentions.len() > DEFINITIONS {
+            file.mentions.clear();
+        }
         file
     }
 }
@@ -176,6 +191,9 @@ impl ModelMap {
             }
         }
         for file in &files {
+            if !file.mentions.is_empty() {
+                map.mentions.insert(file.relative.clone(), file.mentions.clone());
+            }
             let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
             for (module, names) in &file.imports {
                 if let Some(path) = file_of(module) {
@@ -214,7 +232,7 @@ impl ModelMap {
         let Some(entry) = self.entries.get(engine).and_then(|entries| entries.get(architecture)) else {
             return found;
         };
-        found.insert(&entry.file, BTreeSet::new());
+        found.insert(&entry.file, BTreeSet::from([entry.class.as_str()]));
         let mut todo = vec![entry.file.as_str()];
         while let Some(file) = todo.pop() {
             for used in self.uses.get(file).into_iter().flatten() {
@@ -237,6 +255,28 @@ impl ModelMap {
             }
         }
         found
+    }
+
+    /// Whether one of `roots`, or the module itself, leads to a definition of a file. `None`: it is not known, or nothing at all
+    /// leads to it: what is put together in ways that the text doesn't show is not called idle.
+    #[must_use]
+    pub fn leads_to(&self, file: &str, roots: &BTreeSet<&str>, definition: &str) -> Option<bool> {
+        let mentions = self.mentions.get(file).filter(|mentions| mentions.contains_key(definition))?;
+        let mut reached: BTreeSet<&str> = roots.iter().copied().chain([MODULE]).collect();
+        let mut todo: Vec<&str> = reached.iter().copied().collect();
+        while let Some(name) = todo.pop() {
+            for next in mentions.get(name).into_iter().flatten() {
+                if reached.insert(next) {
+                    todo.push(next);
+                }
+            }
+        }
+        let led = reached.contains(definition);
+        let of_others = || {
+            mentions.values().flatten().any(|name| name == definition)
+                || self.entries.values().any(|entries| entries.contains_key(definition))
+        };
+        (led || of_others()).then_some(led)
     }
 
     /// Whether some other architecture of the engine runs a file.

@@ -4,8 +4,9 @@ use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use lucid_root::Root;
+
 use crate::evidence::Notes;
-use crate::root::Root;
 
 /// Files taken at the most: eight times a full vLLM environment.
 const FILES: usize = 200_000;

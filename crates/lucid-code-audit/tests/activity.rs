@@ -78,6 +78,9 @@ fn by_the_registry_of_a_real_vllm() {
             (&kimi(), "vllm/model_executor/models/llama.py", "LlamaForCausalLM.forward", Some(false)),
             (&deepseek, DEEPSEEK, "DeepseekV2DecoderLayer.forward", Some(true)),
             (&llama, DEEPSEEK, "DeepseekV2DecoderLayer.forward", Some(false)),
+            (&deepseek, DEEPSEEK, "DeepseekV2MLAAttention.forward", Some(true)),
+            (&deepseek, DEEPSEEK, "DeepseekV2MoE.forward", Some(true)),
+            (&deepseek, DEEPSEEK, "GlmMoeDsaForCausalLM.forward", Some(false)),
             (&glm, "vllm/models/deepseek_v32/__init__.py", "<module>", Some(true)),
             (&glm, "vllm/models/deepseek_v32/nvidia/model.py", "GlmMoeDsaForCausalLM.forward", None),
             (&glm, "vllm/models/deepseek_v32/amd/model.py", "DeepseekV32ForCausalLM.forward", Some(false)),
@@ -94,6 +97,39 @@ fn by_the_registry_of_a_real_vllm() {
         let main =
             map.activity("vllm/models/deepseek_v32/nvidia/model.py", "DeepseekV32ForCausalLM.forward", &glm);
         assert_eq!(main.active, Some(true), "{}", main.why);
+    }
+}
+
+/// A file that runs holds definitions that the served model never comes to.
+#[test]
+fn by_what_the_served_class_leads_to() {
+    let patient = Patient::small();
+    patient.write(
+        "vllm/model_executor/models/two.py",
+        "class Layer:\n    def forward(self, x):\n        return helper(x)\n\n\ndef helper(x):\n    return x\n\n\nclass OldLayer(Layer):\n    def forward(self, x):\n        return x\n\n\nclass TwoForCausalLM:\n    def __init__(self):\n        self.layer = Layer()\n\n\nclass OldForCausalLM(TwoForCausalLM):\n    def __init__(self):\n        self.layer = OldLayer()\n\n\nclass Lonely:\n    pass\n",
+    );
+    patient.write(
+        "vllm/model_executor/models/registry.py",
+        "_TEXT = {\n    \"TwoForCausalLM\": (\"two\", \"TwoForCausalLM\"),\n    \"OldForCausalLM\": (\"two\", \"OldForCausalLM\"),\n}\n",
+    );
+    let map = patient.gather().models;
+    let serving = |name: &str| Deployment { architectures: vec![name.to_owned()], ..kimi() };
+    for (served, function, expected) in [
+        ("TwoForCausalLM", "TwoForCausalLM.__init__", true),
+        ("TwoForCausalLM", "Layer.forward", true),
+        ("TwoForCausalLM", "helper", true),
+        ("TwoForCausalLM", "OldLayer.forward", false),
+        ("TwoForCausalLM", "OldForCausalLM.__init__", false),
+        ("OldForCausalLM", "OldLayer.forward", true),
+        ("OldForCausalLM", "TwoForCausalLM.__init__", true),
+        ("OldForCausalLM", "helper", true),
+        // Nothing in the file leads there: that may be wired in a way that the text doesn't show.
+        ("TwoForCausalLM", "Lonely", true),
+        ("TwoForCausalLM", "", true),
+        ("TwoForCausalLM", "<module>", true),
+    ] {
+        let activity = map.activity("vllm/model_executor/models/two.py", function, &serving(served));
+        assert_eq!(activity.active, Some(expected), "{served} {function}: {}", activity.why);
     }
 }
 

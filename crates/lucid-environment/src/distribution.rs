@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use lucid_findings::redact;
+use lucid_root::Root;
 use serde::{Deserialize, Serialize};
 
 use crate::metadata::{Headers, normalized};
 use crate::python::PythonEnvironment;
-use crate::root::Root;
 
 /// Distributions kept of one environment; real ones have hundreds.
 const DISTRIBUTIONS_KEPT: usize = 5_000;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use lucid_findings::Step;
+use lucid_root::Root;
 use serde::{Deserialize, Serialize};
 
 use crate::distribution::{Distribution, distributions};
@@ -14,7 +15,6 @@ use crate::kernel_caches::{self, KernelCache};
 use crate::mounts::{self, Mount};
 use crate::newer_files::{self, NewerFile};
 use crate::python::{FindError, PythonEnvironment, SiteDirectory, version_in_path};
-use crate::root::Root;
 use crate::served_path::ServedPath;
 use crate::shared_libraries::{self, SharedLibraries};
 use crate::startup::{self, StartupHooks};

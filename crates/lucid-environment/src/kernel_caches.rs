@@ -6,10 +6,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
+use lucid_root::Root;
 use serde::{Deserialize, Serialize};
 
 use crate::python::PythonEnvironment;
-use crate::root::Root;
 
 /// Files looked at in one cache.
 const FILES_SEEN: u64 = 200_000;

@@ -22,7 +22,6 @@ mod mounts;
 mod newer_files;
 mod python;
 mod record;
-mod root;
 mod served_path;
 mod shared_libraries;
 mod startup;
@@ -36,9 +35,9 @@ pub use integrity::{
     SourceChanges, UnownedModule, UnrecordedFile,
 };
 pub use kernel_caches::{KernelCache, Layout, LeftLock, Locks, StaleObject};
+pub use lucid_root::Root;
 pub use mounts::Mount;
 pub use newer_files::NewerFile;
 pub use python::{EnvironmentKind, FindError, PythonEnvironment, SiteDirectory};
-pub use root::Root;
 pub use shared_libraries::{CompiledModule, SharedLibraries};
 pub use startup::{Customize, EarlierFolder, PathFile, StartupHooks};

@@ -4,12 +4,12 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use lucid_root::Root;
 use serde::{Deserialize, Serialize};
 
 use crate::distribution::Distribution;
 use crate::integrity::FileKind;
 use crate::python::PythonEnvironment;
-use crate::root::Root;
 use crate::served_path::{Part, ServedPath};
 
 /// Files of one install, and of a copied environment, are written within this many seconds.

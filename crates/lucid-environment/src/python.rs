@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use lucid_root::Root;
 use serde::{Deserialize, Serialize};
 
 use crate::installer::Installer;
-use crate::root::Root;
 
 /// What kind of environment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

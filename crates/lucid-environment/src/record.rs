@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 use base64::Engine as _;
 use base64::alphabet::URL_SAFE;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use lucid_root::{Root, lexical};
 use serde::{Deserialize, Serialize};
-
-use crate::root::{Root, lexical};
 
 /// The longest RECORD that is read. The longest real one, of `flashinfer-cubin`, has 4 MB.
 const RECORD_READ: u64 = 128 << 20;
@@ -115,19 +114,28 @@ fn parse(bytes: &[u8], site: &Path, zone: &Path) -> Record {
             record.refused.push((name.to_owned(), "absolute path"));
             continue;
         }
+        // Most rows need no look at each of their parts.
+        if !name.split(['/', '\\']).any(|part| matches!(part, "" | "." | "..")) {
+            add_row(&mut record, &fields, site.join(relative));
+            continue;
+        }
         let path = lexical(&site.join(relative));
         if escapes(site, relative) || !path.starts_with(zone) {
             record.refused.push((name.to_owned(), "leads out of the environment"));
             continue;
         }
-        let text = fields.get(1).map(String::from_utf8_lossy).unwrap_or_default();
-        let hash = RecordedHash::parse(&text);
-        record.malformed += u64::from(hash.is_none() && !text.is_empty());
-        let size =
-            fields.get(2).and_then(|size| std::str::from_utf8(size).ok()).and_then(|size| size.parse().ok());
-        record.rows.push(Row { path, hash, size });
+        add_row(&mut record, &fields, path);
     }
     record
+}
+
+fn add_row(record: &mut Record, fields: &csv::ByteRecord, path: PathBuf) {
+    let text = fields.get(1).map(String::from_utf8_lossy).unwrap_or_default();
+    let hash = RecordedHash::parse(&text);
+    record.malformed += u64::from(hash.is_none() && !text.is_empty());
+    let size =
+        fields.get(2).and_then(|size| std::str::from_utf8(size).ok()).and_then(|size| size.parse().ok());
+    record.rows.push(Row { path, hash, size });
 }
 
 /// Whether `..` climbs above the file system's root, which joining would hide.

@@ -6,10 +6,10 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use lucid_root::Root;
 use serde::{Deserialize, Serialize};
 
 use crate::python::PythonEnvironment;
-use crate::root::Root;
 
 /// Shared objects looked at.
 const OBJECTS_READ: usize = 400;

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use lucid_root::Root;
 use serde::{Deserialize, Serialize};
 
 use crate::distribution::Distribution;
 use crate::python::PythonEnvironment;
-use crate::root::Root;
 
 /// Lines kept of a `.pth` file, and characters of a line.
 const LINES_KEPT: usize = 50;

@@ -127,9 +127,49 @@ fn the_audit_of_the_code_has_the_last_word() {
         [(Some(true), Severity::Warning), (Some(false), Severity::Info), (None, Severity::Warning)]
     {
         let examined =
-            lucid_environment::checks::record_integrity(&evidence, &kimi(), Some(&|_| answer)).unwrap();
+            lucid_environment::checks::record_integrity(&evidence, &kimi(), Some(&|_, _| answer)).unwrap();
         assert_eq!(examined.findings[0].severity, severity);
         assert_eq!(examined.findings[0].active, answer);
+    }
+}
+
+/// A file that runs holds functions that don't: where the original lies beside it, the changed ones decide.
+#[test]
+fn a_changed_function_is_judged_by_itself() {
+    let ways = |function: &str| match function {
+        "DeepseekV2MLAAttention.forward" | "" => Some(true),
+        "DeepseekV2MLAAttention.load" => Some(false),
+        _ => None,
+    };
+    let (forward, load) = ("return q", "return None");
+    for (changes, active, severity, words) in [
+        (vec![(load, "return 1")], Some(false), Severity::Info, "leads to DeepseekV2MLAAttention.load"),
+        (vec![(forward, "return -q")], Some(true), Severity::Warning, "runs DeepseekV2MLAAttention.forward"),
+        (
+            vec![(forward, "return -q"), (load, "return 1")],
+            Some(true),
+            Severity::Warning,
+            "runs DeepseekV2MLAAttention.forward",
+        ),
+        (vec![("import torch", "import torch as t")], None, Severity::Warning, "is not known"),
+    ] {
+        let patient = vllm();
+        let text = changes.iter().fold(SOURCE.to_owned(), |text, (from, to)| text.replace(from, to));
+        patient.write(&format!("{SITE}/{MODEL}.orig"), SOURCE);
+        patient.write(&format!("{SITE}/{MODEL}"), text);
+        // A change that runs, elsewhere: what does not run stands below it.
+        patient.write(&format!("{SITE}/vllm/logger.py"), "import sys\n");
+        let answers = |path: &str, function: &str| if path == MODEL { ways(function) } else { Some(true) };
+        let examined =
+            lucid_environment::checks::record_integrity(&patient.gather(), &kimi(), Some(&answers)).unwrap();
+        let place =
+            |file: &str| examined.findings.iter().position(|finding| finding.title.contains(file)).unwrap();
+        let finding = &examined.findings[place("deepseek_v2.py of")];
+        assert_eq!((finding.active, finding.severity), (active, severity), "{changes:?}: {}", finding.detail);
+        assert!(finding.detail.contains(words), "{}", finding.detail);
+        if active != Some(true) {
+            assert!(place("logger.py of") < place("deepseek_v2.py of"), "{changes:?}");
+        }
     }
 }
 

@@ -29,7 +29,6 @@ mod gpu;
 mod kernel_log;
 mod memory;
 mod patient;
-mod rooted;
 mod service;
 mod serving;
 
@@ -37,13 +36,13 @@ pub use checks::{config_flags, host_gpu, host_memory, host_service};
 pub use findings::FINDINGS;
 pub use gpu::{CudaRuntime, Gpu, GpuEvidence, GpuLink, GpuProcess, RemappedRows, read_smi_xml};
 pub use kernel_log::{KernelEvent, KernelEventKind, read_kernel_log};
-pub use memory::{CgroupMemory, Clock, FileSystem, Limit, MemoryEvidence};
+pub use lucid_root::Root;
+pub use memory::{CgroupMemory, Clock, FileSystem, Limit, MemoryEvidence, resident_memory};
 pub use patient::{
     Image, Mount, Patient, PatientError, ProcessFacts, Source, from_command, from_compose,
     from_container_inspect, from_kubernetes, from_process, from_unit, inspect_container, inspect_pod,
     inspect_unit, serving_processes,
 };
-pub use rooted::Root;
 pub use service::{ContainerFacts, Probe, ProbeKind, ServiceEvidence, UnitFacts};
 pub use serving::{
     ArgumentList, Flag, Flags, KvCacheScheme, ModelConfig, Quantization, Rope, ServingEvidence, WeightLayout,

@@ -27,6 +27,7 @@ mod stamp;
 mod timeline;
 mod traceback;
 mod unknown_lines;
+mod watch;
 
 pub use deployment::deployment_from;
 pub use evidence::{Clock, Fact, Hit, LogEvidence, Place, Sample, Series, SourceSummary, UnknownLine};
@@ -37,3 +38,4 @@ pub use moment::{Moment, spoken};
 pub use source::{ContainerTool, Source, SourceError};
 pub use timeline::{Gap, Incident, Measure, Phase, PhaseKind, Run, RunEnd, Timeline};
 pub use traceback::{Frame, Link, Part, Role, Traceback};
+pub use watch::{News, NewsKind, Tail, Watch};

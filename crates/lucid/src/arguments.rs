@@ -30,6 +30,8 @@ pub enum Verb {
     Doctor(Box<Doctor>),
     /// Gather a machine's evidence into one redacted file that `doctor --evidence` reads anywhere, later
     Collect(Box<Collect>),
+    /// Follow a service while it starts and runs: phases, silences, incidents, memory
+    Watch(Watch),
     /// Plant known faults, run the doctor on each, and score it
     Drill(Drill),
     /// Show what is in a checkpoint
@@ -238,6 +240,41 @@ pub struct Collect {
     /// Where to write the archive; `-` for standard output
     #[arg(short, long, value_name = "FILE", default_value = "lucid-evidence.zip")]
     pub output: PathBuf,
+}
+
+/// `lucid watch`
+#[derive(Args)]
+pub struct Watch {
+    /// Log file, also while it is rotated; `-` for standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["unit", "container"])]
+    pub log: Option<PathBuf>,
+    /// systemd unit: its journal
+    #[arg(long, value_name = "NAME", conflicts_with = "container")]
+    pub unit: Option<String>,
+    /// docker or podman container: its log
+    #[arg(long, value_name = "NAME")]
+    pub container: Option<String>,
+    /// Running engine: its memory, its workers' and the GPUs' are measured, too
+    #[arg(long, value_name = "PID")]
+    pub pid: Option<u32>,
+    /// Stop when it serves (exit code 1 if it ends before), or when it ends
+    #[arg(long, value_enum)]
+    pub until: Option<Until>,
+    /// Stop after this long; not ready by then is exit code 2 where that was waited for
+    #[arg(long = "for", value_name = "SECONDS")]
+    pub seconds: Option<u64>,
+    /// Print one JSON object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `--until`
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Until {
+    /// It answers requests.
+    Ready,
+    /// It has ended.
+    End,
 }
 
 /// `lucid doctor`

@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -25,7 +26,7 @@ pub fn carrier(arguments: &MachineArguments) -> Result<Option<Carrier>> {
     }
     match &arguments.container {
         // A container whose files this user can see is read from outside: nothing has to run in it.
-        Some(name) if !readable(name) => Carrier::container(tool(), name).map(Some),
+        Some(name) if !readable(name) => Carrier::container(tool(name), name).map(Some),
         _ => Ok(None),
     }
 }
@@ -35,13 +36,26 @@ fn readable(container: &str) -> bool {
     root.is_some_and(|root| std::fs::read_dir(root).is_ok())
 }
 
-/// `docker`, or `podman` where only that is there.
-fn tool() -> &'static str {
+/// `docker`, or `podman` where only that is there or only that knows the container: docker's client is often there without a daemon.
+pub fn tool(container: &str) -> &'static str {
     let there = |program: &str| {
         std::env::var_os("PATH")
             .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(program).is_file()))
     };
-    if !there("docker") && there("podman") { "podman" } else { "docker" }
+    let knows = |program: &str| {
+        let asked = Command::new(program)
+            .args(["container", "inspect", "--", container])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+        asked.is_ok_and(|status| status.success())
+    };
+    match (there("docker"), there("podman")) {
+        (false, true) => "podman",
+        (true, true) if !knows("docker") && knows("podman") => "podman",
+        _ => "docker",
+    }
 }
 
 /// What `collect` there is told, in its own words.
@@ -147,7 +161,7 @@ fn sources(arguments: &MachineArguments, checkpoint: Option<&Path>, weights: boo
         logs.push(Source::Journal { unit: Some(unit.clone()), since: None });
     }
     if let Some(name) = &arguments.container {
-        let tool = if tool() == "podman" { ContainerTool::Podman } else { ContainerTool::Docker };
+        let tool = if tool(name) == "podman" { ContainerTool::Podman } else { ContainerTool::Docker };
         logs.push(Source::Container { tool, name: name.clone() });
     }
     // Below a root, paths are the patient's own; on this machine they are what the shell means.

@@ -28,6 +28,7 @@ fn main() -> ExitCode {
         Verb::Chat(arguments) => commands::chat::run(&arguments),
         Verb::Doctor(arguments) => commands::doctor::run(&arguments),
         Verb::Collect(arguments) => commands::collect::run(&arguments),
+        Verb::Watch(arguments) => commands::watch::run(&arguments),
         Verb::Drill(arguments) => commands::drill::run(&arguments),
         Verb::Inspect(arguments) => commands::inspect::run(&arguments),
         Verb::Reference(arguments) => commands::reference::run(&arguments),

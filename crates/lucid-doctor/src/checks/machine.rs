@@ -84,9 +84,11 @@ fn version_sets(machine: &MachineEvidence, deployment: &Deployment) -> Result<Ex
 fn record_integrity(machine: &MachineEvidence, deployment: &Deployment) -> Result<Examined, Skip> {
     let environment = section(&machine.environment, "the environment")?;
     // The audit of the code has read the engine's own registry of models: it knows best what runs.
-    let active = |path: &str| {
+    let active = |path: &str, function: &str| {
         let code = machine.code.as_ref()?;
-        code.models.activity(path, "", deployment).active
+        // What stands outside of functions runs when the file is imported.
+        let function = if function == "(module)" { lucid_code_audit::active::MODULE } else { function };
+        code.models.activity(path, function, deployment).active
     };
     lucid_environment::checks::record_integrity(environment, deployment, Some(&active))
 }

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use lucid_environment::{GatherOptions, IntegrityOptions};
 use lucid_findings::{Deployment, Step};
 use lucid_host::{GpuEvidence, MemoryEvidence, Patient, PatientError, ServingEvidence};
-use lucid_logs::Source as LogSource;
+use lucid_logs::{Source as LogSource, SourceSummary};
 
 use super::MachineEvidence;
 
@@ -128,6 +128,14 @@ fn from_service_file(path: &Path) -> Result<Patient, PatientError> {
 }
 
 /// A log that was named is a file of this machine, also where the patient lives in a root of its own.
+/// What a program that could not give a log says of that, in lines: they are no log.
+const COMPLAINT: u64 = 5;
+
+/// Why a log could not be read, if it could not.
+pub(super) fn unread(source: &SourceSummary) -> Option<String> {
+    source.error.clone().filter(|_| source.lines <= COMPLAINT)
+}
+
 fn logs(sources: &Sources, evidence: &mut MachineEvidence, progress: &mut dyn FnMut(&'static str, Step)) {
     if sources.logs.is_empty() {
         return;
@@ -136,8 +144,7 @@ fn logs(sources: &Sources, evidence: &mut MachineEvidence, progress: &mut dyn Fn
         lucid_logs::gather(Path::new("/"), &sources.logs, &lucid_logs::Options::default(), &mut |step| {
             progress("logs", step)
         });
-    let unread =
-        logs.sources.iter().filter(|source| source.lines == 0).filter_map(|source| source.error.clone());
+    let unread = logs.sources.iter().filter_map(unread);
     evidence.failures.extend(unread);
     join(&mut evidence.deployment, &lucid_logs::deployment_from(&logs));
     evidence.logs = Some(logs);

@@ -74,3 +74,19 @@ fn honest_servers_are_far_from_mistaken_models() {
         }
     }
 }
+
+/// A docker client without a daemon says so in one line: that line is no log, and a log that was named and not read gives no verdict.
+#[test]
+fn a_complaint_is_no_log() {
+    let source = |lines, error: Option<&str>| lucid_logs::SourceSummary {
+        lines,
+        error: error.map(str::to_owned),
+        ..lucid_logs::SourceSummary::default()
+    };
+    let failed = Some("`docker logs kimi` failed (exit status: 1): Cannot connect to the Docker daemon");
+    assert!(super::sources::unread(&source(1, failed)).is_some_and(|why| why.contains("Cannot connect")));
+    assert!(super::sources::unread(&source(0, failed)).is_some());
+    // What was read before it stopped is evidence.
+    assert!(super::sources::unread(&source(9_000, failed)).is_none());
+    assert!(super::sources::unread(&source(1, None)).is_none());
+}

@@ -8,13 +8,14 @@ use lucid_findings::{Deployment, Examined, Finding, Severity, Skip};
 use super::{counted, grouped, some};
 use crate::gather::EnvironmentEvidence;
 use crate::installer::Commands;
-use crate::integrity::RecordIntegrity;
+use crate::integrity::{ModifiedFile, RecordIntegrity};
 use crate::served_path::{Active, Part, ServedPath};
 
 const CHECK: &str = "env.record-integrity";
 
-/// Says whether a file below its site folder runs, if it knows: the audit of the code does.
-pub type IsActive<'a> = &'a dyn Fn(&str) -> Option<bool>;
+/// Says whether a function of a file below its site folder runs, if it knows: the audit of the code does. An empty name means the
+/// file as a whole.
+pub type IsActive<'a> = &'a dyn Fn(&str, &str) -> Option<bool>;
 
 /// Judges the comparison with the RECORDs. `active` has the word before the names of the files.
 ///
@@ -72,11 +73,40 @@ struct Judge<'a> {
 
 impl Judge<'_> {
     fn active(&self, path: &str, distribution: &str) -> Active {
-        if let Some(known) = self.active.and_then(|active| active(path)) {
+        if let Some(known) = self.active.and_then(|active| active(path, "")) {
             let reason = if known { "the served model runs it" } else { "the served model does not run it" };
             return Active { active: Some(known), reason: reason.to_owned() };
         }
         ServedPath::known().active(path, distribution, self.deployment)
+    }
+
+    /// Whether what was changed in a file runs: where the original was found, the changed functions decide, since a file that runs
+    /// holds many that don't.
+    fn changes_active(&self, file: &ModifiedFile) -> Active {
+        let whole = self.active(&file.path, &file.distribution);
+        let (Some(active), Some(changes)) = (self.active, &file.changes) else { return whole };
+        if whole.active == Some(false) || changes.functions.is_empty() || file.syntax_error.is_some() {
+            return whole;
+        }
+        let known = |answer: Option<bool>| {
+            let named = changes.functions.iter().filter(|change| active(&file.path, &change.name) == answer);
+            named.map(|change| change.name.as_str()).collect::<Vec<_>>()
+        };
+        let (run, idle) = (known(Some(true)), known(Some(false)));
+        if !run.is_empty() {
+            Active { active: Some(true), reason: format!("the served model runs {}", some(&run, 4)) }
+        } else if idle.len() == changes.functions.len() {
+            let reason =
+                format!("the file runs, but nothing that the served model runs leads to {}", some(&idle, 4));
+            Active { active: Some(false), reason }
+        } else if whole.active == Some(true) {
+            Active {
+                active: None,
+                reason: format!("the file runs; whether {} does is not known", some(&known(None), 4)),
+            }
+        } else {
+            whole
+        }
     }
 
     fn commands(&self) -> Commands<'_> {

@@ -6,10 +6,10 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use lucid_root::read_regular;
 use serde::{Deserialize, Serialize};
 
 use crate::record::Algorithm;
-use crate::root::read_regular;
 
 /// The longest cache file that is read: 40,000 files need 8 MB.
 const CACHE_READ: u64 = 512 << 20;

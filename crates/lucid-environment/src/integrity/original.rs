@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use lucid_root::{Root, read_regular};
 use zip::ZipArchive;
 
 use super::hashing::digest_of;
@@ -16,7 +17,6 @@ use crate::gather::IntegrityOptions;
 use crate::metadata::normalized;
 use crate::python::PythonEnvironment;
 use crate::record::RecordedHash;
-use crate::root::{Root, read_regular};
 
 /// The longest source that is compared; the longest in vLLM has 600 KB.
 const SOURCE_READ: u64 = 8 << 20;

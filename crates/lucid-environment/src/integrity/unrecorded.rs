@@ -1,25 +1,37 @@
 //! Files that lie between the recorded ones.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use lucid_root::Root;
+
 use super::compare::cut;
-use super::{FileKind, RecordIntegrity, UnownedModule, UnrecordedFile};
+use super::{FileKind, UnownedModule, UnrecordedFile};
 use crate::distribution::Distribution;
 use crate::python::PythonEnvironment;
-use crate::root::Root;
 
 /// Deeper than any package; a guard against bind mounts into themselves.
 const DEPTH: usize = 64;
 /// Files looked at in all; a large environment has 70,000.
 const FILES_SEEN: u64 = 5_000_000;
 
+/// What lies between the recorded files.
+#[derive(Default)]
+pub(super) struct Beside {
+    pub files: Vec<UnrecordedFile>,
+    pub left_out: usize,
+    pub orphan_bytecode: u64,
+    pub unowned: Vec<UnownedModule>,
+    pub notes: Vec<String>,
+}
+
 struct Walk<'a> {
-    recorded: &'a HashMap<&'a Path, usize>,
+    recorded: &'a HashMap<&'a OsStr, usize>,
     /// Which distribution has files in or below a folder.
-    owners: HashMap<PathBuf, usize>,
+    owners: HashMap<OsString, usize>,
     distributions: &'a [Distribution],
     site: PathBuf,
     unowned: BTreeMap<String, UnownedModule>,
@@ -34,10 +46,9 @@ pub(super) fn gather(
     python: &PythonEnvironment,
     distributions: &[Distribution],
     recorded: &[(&Path, usize)],
-    result: &mut RecordIntegrity,
-    notes: &mut Vec<String>,
-) {
-    let by_path: HashMap<&Path, usize> = recorded.iter().copied().collect();
+) -> Beside {
+    let mut result = Beside::default();
+    let by_path: HashMap<&OsStr, usize> = recorded.iter().map(|(path, at)| (path.as_os_str(), *at)).collect();
     for (at, directory) in python.site_directories.iter().enumerate() {
         let site = PathBuf::from(&directory.path);
         let Ok(host) = root.resolve(&site) else { continue };
@@ -51,23 +62,24 @@ pub(super) fn gather(
             links: 0,
             odd_names: 0,
         };
-        walk.folder(&host, &site, 0, result);
+        walk.folder(&host, &site, 0, &mut result);
         if walk.seen >= FILES_SEEN {
-            notes.push(format!(
+            result.notes.push(format!(
                 "{}: more than {FILES_SEEN} files; the rest was not looked at",
                 site.display()
             ));
         }
         if walk.links > 0 {
-            notes.push(format!("{}: {} linked folders were not followed", site.display(), walk.links));
+            result.notes.push(format!("{}: {} linked folders were not followed", site.display(), walk.links));
         }
         if walk.odd_names > 0 {
-            notes.push(format!("{}: {} names are not UTF-8", site.display(), walk.odd_names));
+            result.notes.push(format!("{}: {} names are not UTF-8", site.display(), walk.odd_names));
         }
         result.unowned.extend(walk.unowned.into_values().take(500));
     }
-    result.unrecorded.sort_by(|a, b| (a.kind, &a.path).cmp(&(b.kind, &b.path)));
-    result.unrecorded_left_out = cut(&mut result.unrecorded);
+    result.files.sort_by(|a, b| (a.kind, &a.path).cmp(&(b.kind, &b.path)));
+    result.left_out = cut(&mut result.files);
+    result
 }
 
 /// The folders of each distribution: a file that no RECORD lists belongs to whose folder it lies in.
@@ -76,24 +88,24 @@ fn owners(
     site_index: usize,
     site: &Path,
     recorded: &[(&Path, usize)],
-) -> HashMap<PathBuf, usize> {
-    let mut owners: HashMap<PathBuf, usize> = HashMap::new();
+) -> HashMap<OsString, usize> {
+    let mut owners: HashMap<OsString, usize> = HashMap::new();
     for (path, distribution) in recorded {
         if distributions[*distribution].site != site_index {
             continue;
         }
         for folder in path.ancestors().skip(1) {
-            if folder == site || !folder.starts_with(site) || owners.contains_key(folder) {
+            if owners.contains_key(folder.as_os_str()) || folder == site || !folder.starts_with(site) {
                 break;
             }
-            owners.insert(folder.to_owned(), *distribution);
+            owners.insert(folder.as_os_str().to_owned(), *distribution);
         }
     }
     owners
 }
 
 impl Walk<'_> {
-    fn folder(&mut self, host: &Path, inside: &Path, depth: usize, result: &mut RecordIntegrity) {
+    fn folder(&mut self, host: &Path, inside: &Path, depth: usize, result: &mut Beside) {
         let Ok(entries) = fs::read_dir(host) else { return };
         for entry in entries.flatten() {
             if self.seen >= FILES_SEEN {
@@ -110,7 +122,7 @@ impl Walk<'_> {
                 }
             } else {
                 self.seen += 1;
-                if !self.recorded.contains_key(path.as_path()) {
+                if !self.recorded.contains_key(path.as_os_str()) {
                     self.odd_names += u64::from(name.to_str().is_none());
                     self.file(&entry.path(), &path, result);
                 }
@@ -118,7 +130,7 @@ impl Walk<'_> {
         }
     }
 
-    fn file(&mut self, host: &Path, path: &Path, result: &mut RecordIntegrity) {
+    fn file(&mut self, host: &Path, path: &Path, result: &mut Beside) {
         let Ok(relative) = path.strip_prefix(&self.site) else { return };
         let name = relative.to_string_lossy().into_owned();
         let kind = FileKind::of(&name);
@@ -134,12 +146,13 @@ impl Walk<'_> {
         if kind == FileKind::Metadata || name.contains(".egg-info/") {
             return;
         }
-        let Some(&owner) = path.ancestors().skip(1).find_map(|folder| self.owners.get(folder)) else {
+        let Some(&owner) = path.ancestors().skip(1).find_map(|folder| self.owners.get(folder.as_os_str()))
+        else {
             self.unowned(&name, kind);
             return;
         };
         let metadata = fs::symlink_metadata(host).ok();
-        result.unrecorded.push(UnrecordedFile {
+        result.files.push(UnrecordedFile {
             distribution: self.distributions[owner].name.clone(),
             size: metadata.as_ref().map_or(0, fs::Metadata::len),
             modified_at: metadata.as_ref().map_or(0, MetadataExt::mtime),
@@ -158,7 +171,7 @@ impl Walk<'_> {
             FileKind::Python if file == "__init__.py" => folder.with_extension("py"),
             _ => return None,
         };
-        let found = self.recorded.contains_key(hidden.as_path());
+        let found = self.recorded.contains_key(hidden.as_os_str());
         found.then(|| hidden.strip_prefix(&self.site).unwrap_or(&hidden).to_string_lossy().into_owned())
     }
 

@@ -198,6 +198,12 @@ impl GpuEvidence {
         evidence
     }
 
+    /// Bytes in use on all GPUs together, asked of NVML alone; `None` where it isn't there.
+    #[must_use]
+    pub fn bytes_in_use() -> Option<u64> {
+        nvml::read().ok().map(|evidence| evidence.gpus.iter().map(|gpu| gpu.used_bytes).sum())
+    }
+
     fn nothing(reason: &str) -> GpuEvidence {
         GpuEvidence { absent: Some(reason.to_owned()), ..GpuEvidence::default() }
     }

@@ -122,7 +122,7 @@ impl MemoryEvidence {
 fn file_system(root: &Root, path: &str, purpose: &str) -> Option<FileSystem> {
     let mut at = PathBuf::from(path);
     let place = loop {
-        match root.resolve(&at) {
+        match root.existing(&at) {
             Ok(place) => break place,
             Err(_) if purpose != "shared memory" && at.pop() => {}
             Err(_) => return None,

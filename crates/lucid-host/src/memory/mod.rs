@@ -1,8 +1,11 @@
 //! The machine's memory, limits, disks and clock, as far as serving needs them.
 
 mod gather;
+mod resident;
 
 use serde::{Deserialize, Serialize};
+
+pub use resident::resident_memory;
 
 /// Memory and limits around a deployment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -25,7 +25,7 @@ pub use process::{from_process, serving_processes};
 pub use systemd::{from_unit, inspect_unit};
 
 pub(crate) use deployment::fill_from_flags;
-pub(crate) use process::titled_engine;
+pub(crate) use process::{process_table, titled_engine};
 pub(crate) use shell::{base_name, mask_secrets};
 
 /// How a patient was pointed at.

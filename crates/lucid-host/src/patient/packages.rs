@@ -48,7 +48,7 @@ fn add_prefix(root: &Root, prefix: &Path, folders: &mut Vec<String>) {
         for packages in ["site-packages", "dist-packages"] {
             let folder = lib.join(name).join(packages);
             let text = folder.to_string_lossy().into_owned();
-            if root.resolve(&folder).is_ok_and(|place| place.is_dir()) && !folders.contains(&text) {
+            if root.existing(&folder).is_ok_and(|place| place.is_dir()) && !folders.contains(&text) {
                 folders.push(text);
             }
         }

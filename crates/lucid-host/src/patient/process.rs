@@ -130,7 +130,7 @@ fn neighbours(
 }
 
 /// Every process and its parent.
-fn process_table(proc: &Path) -> BTreeMap<u32, u32> {
+pub(crate) fn process_table(proc: &Path) -> BTreeMap<u32, u32> {
     let entries = fs::read_dir(proc).into_iter().flatten().flatten();
     entries
         .filter_map(|entry| {

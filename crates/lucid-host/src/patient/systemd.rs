@@ -56,7 +56,7 @@ pub fn from_unit(show: &str, root: &Root) -> Result<Patient, PatientError> {
     for entry in properties(show, "EnvironmentFiles") {
         // `/etc/default/vllm (ignore_errors=yes)`
         let path = entry.split(" (").next().unwrap_or(entry);
-        match root.read_text(Path::new(path), LONGEST_FILE) {
+        match root.read_start(Path::new(path), LONGEST_FILE) {
             Ok((text, cut)) => {
                 for line in text.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';'])) {
                     let words = shell_words::split(line).unwrap_or_else(|_| vec![line.to_owned()]);

@@ -50,7 +50,7 @@ impl ServingEvidence {
     fn read_option_file(&mut self, patient: &Patient, root: &Root) {
         let Some(file) = self.flags.value("config").map(ToOwned::to_owned) else { return };
         let path = from_working_directory(patient, &file);
-        let text = match root.read_text(&path, LONGEST_CONFIG) {
+        let text = match root.read_start(&path, LONGEST_CONFIG) {
             Ok((text, _)) => text,
             Err(error) => return self.notes.push(format!("{file}: {error}: its options are unknown")),
         };
@@ -82,13 +82,13 @@ impl ServingEvidence {
                 "{model}: no such folder and not in the Hugging Face cache: config.json was not read"
             ));
         };
-        let config = match root.read_text(&folder.join("config.json"), LONGEST_CONFIG) {
+        let config = match root.read_start(&folder.join("config.json"), LONGEST_CONFIG) {
             Ok((text, _)) => text,
             Err(error) => {
                 return self.notes.push(format!("{}: {error}", folder.join("config.json").display()));
             }
         };
-        let quantization = root.read_text(&folder.join("hf_quant_config.json"), LONGEST_CONFIG).ok();
+        let quantization = root.read_start(&folder.join("hf_quant_config.json"), LONGEST_CONFIG).ok();
         match ModelConfig::read(&config, quantization.as_ref().map(|(text, _)| text.as_str())) {
             Ok(config) => self.config = Some(config),
             Err(error) => self.notes.push(format!("{}: {error}", folder.join("config.json").display())),
@@ -108,7 +108,7 @@ impl ServingEvidence {
             [".safetensors", ".gguf", ".bin", ".pt"].iter().any(|ending| name.ends_with(ending))
         });
         let bytes: u64 = weights
-            .filter_map(|name| std::fs::metadata(root.resolve(&folder.join(name)).ok()?).ok())
+            .filter_map(|name| std::fs::metadata(root.existing(&folder.join(name)).ok()?).ok())
             .map(|about| about.len())
             .sum();
         self.checkpoint_bytes = (bytes > 0).then_some(bytes);
@@ -126,7 +126,7 @@ fn from_working_directory(patient: &Patient, path: &str) -> PathBuf {
 /// The folder of a model: as it stands, or the newest snapshot of a hub name in the patient's cache.
 fn model_folder(patient: &Patient, root: &Root, model: &str) -> Option<PathBuf> {
     let folder = from_working_directory(patient, model);
-    if root.resolve(&folder.join("config.json")).is_ok() {
+    if root.existing(&folder.join("config.json")).is_ok() {
         return Some(folder);
     }
     let environment = &patient.deployment.environment;
@@ -136,14 +136,14 @@ fn model_folder(patient: &Patient, root: &Root, model: &str) -> Option<PathBuf> 
     let cache = cache.unwrap_or_else(|| Path::new(home).join(".cache/huggingface/hub"));
     let repository = cache.join(format!("models--{}", model.replace('/', "--")));
     let named =
-        root.read_text(&repository.join("refs/main"), 100).ok().map(|(text, _)| text.trim().to_owned());
+        root.read_start(&repository.join("refs/main"), 100).ok().map(|(text, _)| text.trim().to_owned());
     let snapshots = repository.join("snapshots");
     let names = root.list(&snapshots, 64).unwrap_or_default();
     let chosen = named
         .map(|name| snapshots.join(name))
         .into_iter()
         .chain(names.iter().map(|name| snapshots.join(name)))
-        .find(|folder| root.resolve(&folder.join("config.json")).is_ok())?;
+        .find(|folder| root.existing(&folder.join("config.json")).is_ok())?;
     Some(chosen)
 }
 
@@ -160,7 +160,7 @@ fn read_arguments(engine: EngineKind, root: &Root, folder: &str) -> Option<Argum
         .filter_map(|name| name.to_str()?.strip_suffix(".dist-info"))
         .find_map(|name| prefixes.iter().find_map(|prefix| name.strip_prefix(prefix)).map(ToOwned::to_owned));
     let read =
-        |path: &Path, limit: u64| root.read_text(&packages.join(path), limit).ok().map(|(text, _)| text);
+        |path: &Path, limit: u64| root.read_start(&packages.join(path), limit).ok().map(|(text, _)| text);
     let list = |path: &Path| {
         let names = root.list(&packages.join(path), 200).unwrap_or_default();
         names.into_iter().filter_map(|name| name.into_string().ok()).collect()

@@ -8,6 +8,7 @@ use lucid_findings::{Deployment, Examined, Skip};
 
 pub use crash::crash;
 pub use signatures::signatures;
+pub(crate) use timeline::growth;
 pub use timeline::timeline;
 
 use crate::evidence::LogEvidence;

@@ -8,3 +8,4 @@ pub mod drill;
 pub mod inspect;
 pub mod reference;
 pub mod serve;
+pub mod watch;

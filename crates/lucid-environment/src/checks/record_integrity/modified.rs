@@ -108,7 +108,7 @@ impl Judge<'_> {
 
     fn modified_file(&self, file: &ModifiedFile) -> Finding {
         let part = ServedPath::known().part(&file.distribution);
-        let Active { active, reason } = self.active(&file.path, &file.distribution);
+        let Active { active, reason } = self.changes_active(file);
         let distribution = self.evidence.distribution(&file.distribution);
         let label = distribution.map_or_else(|| file.distribution.clone(), |d| d.label());
         let broken = file.syntax_error.is_some();

@@ -10,6 +10,8 @@ use super::readable;
 use crate::evidence::LogEvidence;
 use crate::moment::spoken;
 
+pub(crate) use trends::growth;
+
 const CHECK: &str = "logs.timeline";
 
 /// Reads the time line.

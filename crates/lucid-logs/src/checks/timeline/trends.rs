@@ -1,13 +1,42 @@
 //! Numbers that the log prints again and again: memory, accepted drafts.
 
+use std::fmt;
+
 use lucid_findings::{Finding, ProofKind, Severity};
 
 use super::CHECK;
 use crate::evidence::{LogEvidence, Series};
 use crate::timeline::PhaseKind;
 
-/// Growth of a series while serving: Kendall's tau against time, and how much it grew.
-fn growth(series: &Series) -> Option<(f64, f64, f64, usize)> {
+/// How a series went while serving.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Growth {
+    /// Kendall's tau against time.
+    pub tau: f64,
+    /// Median of the first quarter, in GiB: one peak proves nothing.
+    pub first: f64,
+    /// Median of the last quarter.
+    pub last: f64,
+    /// Samples.
+    pub count: usize,
+}
+
+impl Growth {
+    /// Whether it surely grew, and by enough to matter.
+    pub(crate) fn is_growth(&self) -> bool {
+        self.tau >= 0.7 && self.last >= 1.15 * self.first && self.last - self.first >= 1.0
+    }
+}
+
+impl fmt::Display for Growth {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Growth { tau, first, last, count } = self;
+        write!(formatter, "{first:.1} GiB to {last:.1} GiB over {count} samples, Kendall's tau {tau:.2}")
+    }
+}
+
+/// Growth of a series over the samples of its last run that were taken while serving.
+pub(crate) fn growth(series: &Series) -> Option<Growth> {
     let run = series.samples.last()?.run;
     let values: Vec<f64> = series
         .samples
@@ -26,32 +55,32 @@ fn growth(series: &Series) -> Option<(f64, f64, f64, usize)> {
         }
     }
     let tau = concordant as f64 / (count * (count - 1) / 2) as f64;
-    // The first and last quarter's medians: one peak proves nothing.
     let median = |part: &[f64]| {
         let mut part = part.to_vec();
         part.sort_by(f64::total_cmp);
         part[part.len() / 2]
     };
     let quarter = count / 4;
-    Some((tau, median(&values[..quarter]), median(&values[count - quarter..]), count))
+    let (first, last) = (median(&values[..quarter]), median(&values[count - quarter..]));
+    Some(Growth { tau, first, last, count })
 }
 
 pub(super) fn memory(evidence: &LogEvidence) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (name, what) in [("host-memory-gib", "host memory"), ("gpu-memory-gib", "GPU memory")] {
-        let Some((tau, first, last, count)) = evidence.series.get(name).and_then(growth) else { continue };
-        let number = format!("{first:.1} GiB to {last:.1} GiB over {count} samples, Kendall's tau {tau:.2}");
-        if tau >= 0.7 && last >= 1.15 * first && last - first >= 1.0 {
+        let Some(growth) = evidence.series.get(name).and_then(growth) else { continue };
+        let number = growth.to_string();
+        if growth.is_growth() {
             findings.push(
                 Finding::new(CHECK, "memory-growth", Severity::Warning, format!("While serving, {what} grew from {number}"))
                     .proof(ProofKind::Number, name, number)
                     .remedy("Watch it under a constant load; restart before it ends in the OOM killer, and look for a newer FlashInfer and engine.", vec![
-                        "lucid watch URL".to_owned(),
+                        "lucid watch --log FILE --pid PID".to_owned(),
                         "uv pip list | grep -i -e flashinfer -e vllm -e sglang".to_owned(),
                     ])
                     .suggests("memory-leak", 3.0),
             );
-        } else if tau.abs() < 0.5 && last < 1.05 * first {
+        } else if growth.tau.abs() < 0.5 && growth.last < 1.05 * growth.first {
             findings.push(
                 Finding::new(
                     CHECK,
