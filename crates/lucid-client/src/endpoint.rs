@@ -150,6 +150,11 @@ impl Endpoint {
         self.http.send("GET", &self.base.join("/health"), None, |_, _| {}).and_then(|_, _| Ok(()))
     }
 
+    /// `GET /server_info`: what a Lucid server says of itself and its arithmetic.
+    pub fn server_info(&self) -> Reply<Value> {
+        get_json(&self.http, &self.base.join("/server_info"))
+    }
+
     /// `GET /metrics`: Prometheus' text form.
     pub fn metrics(&self) -> Reply<String> {
         self.http

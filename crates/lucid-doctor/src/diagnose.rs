@@ -8,7 +8,9 @@ use lucid_checkpoint::Files;
 use crate::causes;
 use crate::checks::{self, Check, Examined, Need, Skip};
 use crate::evidence::{Evidence, Examination, MachineEvidence, Reference};
-use crate::report::{CheckOutcome, CheckResult, Finding, Report, SCHEMA, Severity, SubjectSummary, Verdict};
+use crate::report::{
+    CheckOutcome, CheckResult, Cost, Finding, Report, SCHEMA, Severity, SubjectSummary, Verdict,
+};
 use crate::subject::{Subject, Symptom};
 
 /// What happens while the diagnosis runs.
@@ -55,8 +57,15 @@ pub fn diagnose(mut subject: Subject, progress: &mut dyn FnMut(Progress)) -> Rep
         machine.describe(&mut summary);
         evidence.obstacles.extend(machine.failures.iter().cloned());
     }
-    let mut examination =
-        Examination { subject: &subject, endpoint: None, reference, evidence, check: "", progress };
+    let mut examination = Examination {
+        subject: &subject,
+        endpoint: None,
+        reference,
+        evidence,
+        deadline: clock + subject.patience(),
+        check: "",
+        progress,
+    };
     let (mut findings, mut results) = (Vec::new(), Vec::new());
     for check in checks::registry() {
         let (result, found) = run(check.as_ref(), &mut examination, has_checkpoint);
@@ -83,6 +92,7 @@ fn run(
         covered,
         reason,
         seconds: clock.elapsed().as_secs_f64(),
+        cost: Cost::default(),
     };
     let has = |section: &dyn Fn(&MachineEvidence) -> bool| {
         examination.subject.machine.as_ref().is_some_and(section)
@@ -126,10 +136,11 @@ fn run(
         );
     }
     examination.check = id;
+    let before = examination.evidence.cost;
     (examination.progress)(Progress::Started { check: id });
     // A check that breaks down is a result; what it has gathered until then stays.
     let ended = catch_unwind(AssertUnwindSafe(|| check.run(examination)));
-    let (outcome, findings) = match ended {
+    let (mut outcome, findings) = match ended {
         Ok(Ok(Examined { findings, covered })) => {
             let found = findings.iter().any(|finding| finding.severity > Severity::Info);
             (result(if found { CheckOutcome::Found } else { CheckOutcome::Passed }, covered, None), findings)
@@ -149,6 +160,7 @@ fn run(
             (result(CheckOutcome::Crashed, check.covers().to_owned(), Some(reason)), Vec::new())
         }
     };
+    outcome.cost = examination.evidence.cost.since(before);
     (examination.progress)(Progress::Finished { check: id, outcome: outcome.outcome });
     (outcome, findings)
 }

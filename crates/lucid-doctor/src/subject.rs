@@ -32,6 +32,17 @@ impl Depth {
         }
     }
 
+    /// How long the server may be asked, all checks together. Generous: a healthy one takes seconds to minutes, a bad one takes
+    /// as long as it is let.
+    #[must_use]
+    pub fn patience(self) -> Duration {
+        Duration::from_secs(match self {
+            Depth::Quick => 30 * 60,
+            Depth::Standard => 90 * 60,
+            Depth::Thorough => 8 * 3_600,
+        })
+    }
+
     /// Prompts that the comparison with the reference may take before it gives up undecided.
     #[must_use]
     pub fn most_compared_prompts(self) -> usize {
@@ -92,6 +103,8 @@ pub struct Subject {
     pub seed: u64,
     /// Limit for one call.
     pub timeout: Duration,
+    /// How long the server may be asked; `None` takes the depth's. A check that has begun is not cut short.
+    pub patience: Option<Duration>,
     /// Threads of the reference; `None` takes the machine's cores.
     pub threads: Option<usize>,
 }
@@ -109,7 +122,16 @@ impl Default for Subject {
             depth: Depth::default(),
             seed: 1,
             timeout: Duration::from_secs(300),
+            patience: None,
             threads: None,
         }
+    }
+}
+
+impl Subject {
+    /// How long the server may be asked.
+    #[must_use]
+    pub fn patience(&self) -> Duration {
+        self.patience.unwrap_or_else(|| self.depth.patience())
     }
 }

@@ -3,6 +3,8 @@
 
 mod mock;
 
+use std::time::Duration;
+
 use lucid_client::ApiKey;
 use lucid_doctor::{CheckOutcome, Progress, Report, Severity, Subject, Verdict, diagnose, report};
 use mock::{Behaviour, start};
@@ -128,6 +130,37 @@ fn no_model_server_is_undecided() {
     assert!(nobody.obstacles[0].contains("can't be reached"), "{:?}", nobody.obstacles);
     let nothing = diagnose(Subject::default(), &mut |_| {});
     assert_eq!(nothing.verdict, Verdict::Undecided);
+}
+
+#[test]
+fn a_server_that_never_answers_is_asked_a_handful_of_times() {
+    for behaviour in [Behaviour::Hangs, Behaviour::Drips] {
+        let subject = Subject {
+            endpoint: Some(start(behaviour)),
+            timeout: Duration::from_millis(300),
+            ..Subject::default()
+        };
+        let report = diagnose(subject, &mut |_| {});
+        let asked = report.exchanges.iter().filter(|kept| kept.exchange.url.ends_with("/chat/completions"));
+        assert!(asked.count() <= 4, "{behaviour:?}");
+        assert_ne!(report.verdict, Verdict::Healthy, "{behaviour:?}");
+        let skipped = report.checks.iter().filter(|check| check.outcome == CheckOutcome::Skipped);
+        assert!(skipped.filter(|check| check.reason.as_ref().unwrap().contains("stalls")).count() >= 5);
+    }
+}
+
+#[test]
+fn an_examination_ends_when_its_time_is_up() {
+    let subject = Subject {
+        endpoint: Some(start(Behaviour::Right)),
+        patience: Some(Duration::ZERO),
+        ..Subject::default()
+    };
+    let report = diagnose(subject, &mut |_| {});
+    assert_eq!(report.verdict, Verdict::Undecided);
+    let reasons: Vec<_> = report.checks.iter().filter_map(|check| check.reason.as_deref()).collect();
+    assert!(reasons.iter().any(|reason| reason.contains("that is the limit")), "{reasons:?}");
+    assert!(report.cost.requests < 10, "{:?}", report.cost);
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Scores the doctor without the command line: `drill MODEL_FOLDER quick|standard|thorough RUNS FIRST_SEED [CASE…]`; JSON to the standard output.
+//! Scores the doctor without the command line: `drill MODEL_FOLDER quick|standard|thorough RUNS FIRST_SEED [CASE…]`; JSON to the
+//! standard output. `DRILL_REPORTS` names a folder for the report of every run (JSON and HTML), `DRILL_THREADS` the threads of server and reference.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // it is a program
 
 use std::error::Error;
@@ -6,7 +7,8 @@ use std::path::Path;
 
 use lucid_checkpoint::Files;
 use lucid_doctor::Depth;
-use lucid_drill::{CATALOGUE, Score, find, run};
+use lucid_doctor::report::{html, json};
+use lucid_drill::{CATALOGUE, Place, Score, find, run_on};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let usage = "drill MODEL_FOLDER quick|standard|thorough RUNS FIRST_SEED [CASE…]";
@@ -27,10 +29,17 @@ fn main() -> Result<(), Box<dyn Error>> {
             .map(|name| find(name).ok_or(format!("no case {name}")))
             .collect::<Result<Vec<_>, _>>()?,
     };
+    let threads = std::env::var("DRILL_THREADS").ok().map(|threads| threads.parse()).transpose()?;
+    let place = Place { threads, ..Place::default() };
     let mut outcomes = Vec::new();
     for case in cases {
         for seed in first..first + runs {
-            let (outcome, report) = run(&files, "canary", case, seed, depth, &mut |_| {})?;
+            let (outcome, report) = run_on(place, &files, "canary", case, seed, depth, &mut |_| {})?;
+            if let Some(folder) = std::env::var_os("DRILL_REPORTS") {
+                let path = |kind| Path::new(&folder).join(format!("{}-{seed}.{kind}", case.name));
+                std::fs::write(path("json"), json::render(&report))?;
+                std::fs::write(path("html"), html::render(&report)?)?;
+            }
             let mark = if outcome.is_right() { "right" } else { "WRONG" };
             eprintln!(
                 "{mark} {} seed {seed}: {} {:?} {:.1} s",

@@ -163,12 +163,12 @@ pub const CATALOGUE: &[Case] = &[
         "kv-cache-scales",
         "entries of earlier steps are read without undoing their scale",
     ),
-    held_out(fault(
+    fault(
         "drift-after-n-tokens",
         Plant::Engine(Engine::DriftAfterNTokens),
         "kv-cache-scales",
         "entries written while decoding lose their scale more and more",
-    )),
+    ),
     fault(
         "prefix-partial-hash",
         Plant::Engine(Engine::PrefixPartialHash),
@@ -222,12 +222,12 @@ pub const CATALOGUE: &[Case] = &[
         "arguments of tool calls are no JSON",
     ),
     fault("seed-ignored", Plant::SeedIgnored, "sampling-defaults", "`seed` is taken and not used"),
-    held_out(fault(
+    fault(
         "temperature-ignored",
         Plant::TemperatureIgnored,
         "sampling-defaults",
         "temperature 0 is replaced by a default",
-    )),
+    ),
     fault("memory-growth", Plant::MemoryGrowth, "memory-leak", "every request leaves memory behind"),
     fault(
         "stall-on-five-tokens",
@@ -247,6 +247,36 @@ pub const CATALOGUE: &[Case] = &[
         "reasoning-budget",
         "the server cuts every budget to a small one of its own",
     ),
+    held_out(fault(
+        "router-softmax",
+        Plant::Engine(Engine::RouterSoftmax),
+        "moe-routing",
+        "experts are scored by softmax instead of sigmoid",
+    )),
+    held_out(fault(
+        "rope-theta-default",
+        Plant::Engine(Engine::RopeThetaDefault),
+        "rope-scaling",
+        "RoPE has its usual base instead of the config's",
+    )),
+    held_out(fault(
+        "history-cut",
+        Plant::HistoryCut,
+        "chat-template",
+        "earlier parts of a conversation never reach the model",
+    )),
+    held_out(fault(
+        "penalty-by-default",
+        Plant::PenaltyByDefault,
+        "sampling-defaults",
+        "a repetition penalty that nobody asked for",
+    )),
+    held_out(fault(
+        "tool-name-unparsed",
+        Plant::ToolNameUnparsed,
+        "tool-parser",
+        "tool calls keep the model's namespace or number in the function's name",
+    )),
 ];
 
 /// The case of that name.

@@ -10,5 +10,5 @@ mod score;
 
 pub use catalogue::{CATALOGUE, Case, Setup, find};
 pub use page::html;
-pub use run::{Outcome, Place, run, run_on, serve};
+pub use run::{CheckCost, Outcome, Place, run, run_on, serve};
 pub use score::{Calibration, Confusion, Score};

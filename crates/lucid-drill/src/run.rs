@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::{Case, Setup};
 
 /// For one answer: long enough for a loaded machine, short enough for answers that never end.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// How one run ended.
 #[derive(Clone, Debug, Serialize)]
@@ -36,8 +36,21 @@ pub struct Outcome {
     pub requests: u64,
     /// Seconds from the first question to the report.
     pub seconds: f64,
-    /// Each check with its requests and seconds.
-    pub by_check: Vec<(String, u64, f64)>,
+    /// What each check cost.
+    pub by_check: Vec<CheckCost>,
+}
+
+/// What one check cost.
+#[derive(Clone, Debug, Serialize)]
+pub struct CheckCost {
+    /// The check.
+    pub check: String,
+    /// Requests to the server.
+    pub requests: u64,
+    /// Tokens that the server read and wrote.
+    pub tokens: u64,
+    /// Seconds.
+    pub seconds: f64,
 }
 
 impl Outcome {
@@ -104,7 +117,11 @@ fn serve_case(
     options.limits.shutdown_grace = Duration::from_millis(200);
     let app = App::load(
         files,
-        &EngineOptions { device: place.device, ranks: place.ranks, ..engine_options(case.setup) },
+        &EngineOptions {
+            device: place.device,
+            ranks: place.ranks,
+            ..engine_options(case.setup, place.threads)
+        },
         options,
     )?;
     let own = || case.plant.map(|plant| format!("{plant}, variant of seed {seed}"));
@@ -112,8 +129,8 @@ fn serve_case(
     Ok((spawn("127.0.0.1:0", app)?, fault))
 }
 
-fn engine_options(setup: Setup) -> EngineOptions {
-    let usual = EngineOptions::default();
+fn engine_options(setup: Setup, threads: Option<usize>) -> EngineOptions {
+    let usual = EngineOptions { threads, ..EngineOptions::default() };
     match setup {
         Setup::Usual => usual,
         Setup::Reference => EngineOptions {
@@ -130,19 +147,22 @@ fn engine_options(setup: Setup) -> EngineOptions {
     }
 }
 
-/// Where the patient runs. The doctor's own engine always runs on the processor.
+/// Where the patient runs, and how. The doctor's own engine always runs on the processor.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     /// Its device, the first if there are several.
     pub device: Device,
     /// Ranks that share the model.
     pub ranks: usize,
+    /// Threads of the server, and of the doctor's own engine; `None` takes the machine's cores. The bits are the same, and on a
+    /// crowded machine one thread waits for nobody.
+    pub threads: Option<usize>,
 }
 
 impl Default for Place {
     fn default() -> Place {
         let EngineOptions { device, ranks, .. } = EngineOptions::default();
-        Place { device, ranks }
+        Place { device, ranks, threads: None }
     }
 }
 
@@ -181,13 +201,16 @@ pub fn run_on(
         seed,
         depth,
         timeout: TIMEOUT,
+        threads: place.threads,
         ..Subject::default()
     };
     let report = diagnose(subject, progress);
     server.stop()?;
-    let by_check = report.checks.iter().map(|check| {
-        let requests = report.exchanges.iter().filter(|kept| kept.check == check.id).count() as u64;
-        (check.id.clone(), requests, check.seconds)
+    let by_check = report.checks.iter().map(|check| CheckCost {
+        check: check.id.clone(),
+        requests: check.cost.requests,
+        tokens: check.cost.tokens(),
+        seconds: check.seconds,
     });
     let outcome = Outcome {
         case: case.name,
@@ -198,7 +221,7 @@ pub fn run_on(
         expected: case.cause,
         verdict: report.verdict,
         said: report.causes.iter().map(|cause| (cause.id.clone(), cause.probability)).collect(),
-        tokens: report.cost.prompt_tokens + report.cost.completion_tokens,
+        tokens: report.cost.tokens(),
         requests: report.cost.requests,
         seconds: report.seconds,
     };

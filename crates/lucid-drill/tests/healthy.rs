@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use lucid_checkpoint::Files;
-use lucid_doctor::checks::list;
+use lucid_doctor::checks::{TypicalCost, list};
 use lucid_doctor::{CheckOutcome, Depth, Severity, Verdict};
-use lucid_drill::{find, run};
+use lucid_drill::{CheckCost, find, run};
 
 #[test]
 fn a_healthy_server_is_called_healthy_at_the_cost_that_the_checks_state() {
@@ -18,12 +18,14 @@ fn a_healthy_server_is_called_healthy_at_the_cost_that_the_checks_state() {
     let accused: Vec<_> =
         report.findings.iter().filter(|finding| finding.severity > Severity::Info).collect();
     assert!(accused.is_empty() && outcome.verdict == Verdict::Healthy, "{accused:#?}");
-    let costs: HashMap<&str, u32> = list().iter().map(|info| (info.id, info.cost.requests)).collect();
-    for (check, requests, _) in &outcome.by_check {
-        // The ladder asks until it is sure; everything else has a fixed price.
-        if check != "endpoint.ladder" && check.starts_with("endpoint.") {
-            assert!(*requests <= u64::from(costs[check.as_str()]), "{check}: {requests} requests");
-        }
+    // It declares f32, and the reference computes the same numbers.
+    let exact = report.findings.iter().any(|finding| finding.id == "reference.hypotheses/exact");
+    assert!(exact, "{:#?}", report.divergence);
+    let costs: HashMap<&str, TypicalCost> = list().iter().map(|info| (info.id, info.cost)).collect();
+    for CheckCost { check, requests, tokens, .. } in &outcome.by_check {
+        let stated = costs[check.as_str()];
+        assert!(*requests <= u64::from(stated.requests), "{check}: {requests} requests, {stated:?}");
+        assert!(*tokens <= u64::from(stated.tokens), "{check}: {tokens} tokens, {stated:?}");
     }
     // Every probe came to a conclusion, but for the schema that this server honestly refuses.
     for check in report.checks.iter().filter(|check| check.id.starts_with("endpoint.")) {

@@ -84,7 +84,21 @@ impl Scorer {
     /// # Errors
     /// Unknown tokens, more tokens than positions, logits that are not finite.
     pub fn score(&mut self, tokens: &[TokenId], visit: impl FnMut(usize, &[f32])) -> Result<(), Error> {
-        self.run(tokens, visit, None::<&mut ()>)
+        self.run(tokens, tokens.len(), visit, None::<&mut ()>)
+    }
+
+    /// The same for a prompt of `prompt` tokens and its answer. A processor computes the two by different forms of attention, so this
+    /// has the bits that an engine has that wrote the answer.
+    ///
+    /// # Errors
+    /// As [`Scorer::score`].
+    pub fn score_answer(
+        &mut self,
+        tokens: &[TokenId],
+        prompt: usize,
+        visit: impl FnMut(usize, &[f32]),
+    ) -> Result<(), Error> {
+        self.run(tokens, prompt, visit, None::<&mut ()>)
     }
 
     /// The same, and `observer` sees hidden states and routes, in chunks of 256 tokens.
@@ -97,12 +111,13 @@ impl Scorer {
         visit: impl FnMut(usize, &[f32]),
         observer: &mut impl Observer,
     ) -> Result<(), Error> {
-        self.run(tokens, visit, Some(observer))
+        self.run(tokens, tokens.len(), visit, Some(observer))
     }
 
     fn run(
         &mut self,
         tokens: &[TokenId],
+        prompt: usize,
         mut visit: impl FnMut(usize, &[f32]),
         mut observer: Option<&mut impl Observer>,
     ) -> Result<(), Error> {
@@ -111,7 +126,7 @@ impl Scorer {
         let mut logits = Vec::new();
         for (number, chunk) in tokens.chunks(CHUNK).enumerate() {
             let first = number * CHUNK;
-            let (pages, count, prompt) = (&self.pages, chunk.len(), tokens.len());
+            let (pages, count) = (&self.pages, chunk.len());
             let span = Span { pages, position: first, count, row: 0, prompt };
             self.model.forward(chunk, &[span], observer.as_deref_mut())?;
             let rows: Vec<usize> = (0..chunk.len()).collect();

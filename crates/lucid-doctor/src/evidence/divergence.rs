@@ -4,6 +4,7 @@ use lucid_checkpoint::TokenId;
 use lucid_engine::Scorer;
 use serde::Serialize;
 
+use super::claim::ROUNDING;
 use crate::statistics::Estimate;
 
 /// What the server said about one position.
@@ -29,17 +30,27 @@ pub(crate) struct Observed {
 }
 
 /// One position compared.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct PositionScore {
     pub(crate) position: usize,
     /// Lower bound of the Kullback-Leibler divergence, server from reference, in nats.
     pub(crate) kl: f64,
     /// |Δ log-probability| of the standing token, in nats.
     pub(crate) delta: f64,
+    /// Largest |Δ log-probability| of the candidates that the server listed, nats; the all but impossible ones left aside.
+    pub(crate) gap: f64,
     /// Whether the server computed it while decoding, from what earlier steps left in its KV cache; else with the prompt.
     pub(crate) decoded: bool,
     /// Whether both have the same likeliest token, or the reference holds the server's for as likely within `TIE`.
     pub(crate) top1: bool,
+}
+
+impl PositionScore {
+    /// Whether it deviates by more than f32's rounding.
+    pub(crate) fn is_beyond(&self) -> bool {
+        // A gap that is no number is no rounding.
+        self.gap > ROUNDING || self.gap.is_nan()
+    }
 }
 
 /// One prompt compared.
@@ -47,6 +58,9 @@ pub(crate) struct PositionScore {
 pub(crate) struct PromptScore {
     pub(crate) positions: Vec<PositionScore>,
 }
+
+/// Candidates that both hold for less likely than e^-25 are left aside: f32 says little there.
+pub(super) const LEAST: f64 = -25.0;
 
 /// One position counts for at most so much: a near-tie in routing moves single tokens far, honestly.
 const CUT_KL: f64 = 1.0;
@@ -58,6 +72,13 @@ impl PromptScore {
         self.positions.iter().map(|position| position.kl.min(CUT_KL)).sum::<f64>()
             / self.positions.len() as f64
     }
+
+    /// Share of the positions that deviate by more than f32's rounding; 0 without positions.
+    #[allow(clippy::cast_precision_loss)] // counts of tokens
+    pub(crate) fn beyond(&self) -> f64 {
+        let beyond = self.positions.iter().filter(|position| position.is_beyond()).count();
+        beyond as f64 / self.positions.len().max(1) as f64
+    }
 }
 
 /// Scores the sequence with the reference and compares position by position.
@@ -66,7 +87,7 @@ pub(crate) fn compare(scorer: &mut Scorer, observed: &Observed) -> Result<Prompt
     let mut observations = observed.observations.iter().peekable();
     let last = observed.observations.last().map_or(0, |observation| observation.position);
     let context = observed.tokens.get(..last).unwrap_or(&observed.tokens);
-    scorer.score(context, |position, logprobs| {
+    scorer.score_answer(context, observed.prompt, |position, logprobs| {
         // `logprobs` is the distribution of the token after `position`.
         while let Some(observation) = observations.next_if(|observation| observation.position <= position + 1)
         {
@@ -86,7 +107,7 @@ pub(crate) fn compare(scorer: &mut Scorer, observed: &Observed) -> Result<Prompt
 /// whole distributions (data-processing inequality; Cover and Thomas, "Elements of Information Theory", 2.8).
 fn compare_position(observation: &Observation, token: TokenId, reference: &[f32]) -> PositionScore {
     let ours = |id: TokenId| reference.get(id.row()).copied().map_or(f64::NEG_INFINITY, f64::from);
-    let (mut kl, mut p_listed, mut q_listed) = (0.0, 0.0, 0.0);
+    let (mut kl, mut p_listed, mut q_listed, mut gap) = (0.0, 0.0, 0.0, 0.0_f64);
     let own = (token, observation.logprob);
     let mut seen: Vec<TokenId> = Vec::with_capacity(observation.top.len() + 1);
     for &(id, server) in std::iter::once(&own).chain(&observation.top) {
@@ -94,6 +115,9 @@ fn compare_position(observation: &Observation, token: TokenId, reference: &[f32]
             continue;
         }
         seen.push(id);
+        if server.max(ours(id)) > LEAST {
+            gap = gap.max((server - ours(id)).abs());
+        }
         let (p, q) = (server.exp(), ours(id).max(FLOOR).exp());
         p_listed += p;
         q_listed += q;
@@ -119,6 +143,7 @@ fn compare_position(observation: &Observation, token: TokenId, reference: &[f32]
         position: observation.position,
         kl: if kl.is_nan() { f64::INFINITY } else { kl.max(0.0) },
         delta: (observation.logprob - ours(token)).abs(),
+        gap,
         decoded: false,
         top1: our_best.is_some_and(|best| server_best.is_some_and(|server| ours(server) >= ours(best) - TIE)),
     }
@@ -133,7 +158,8 @@ const FLOOR: f64 = -30.0;
 /// The comparison with the reference, for the report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Divergence {
-    /// What was decided: `same`, `different`, `open`, or `mistaken`: nearly the same, but nearer to a known mistake.
+    /// What was decided: `same`, `different`, `open`, `near`: not as near as the server's declared
+    /// arithmetic, or `mistaken`: nearly the same, but nearer to a known mistake.
     pub decision: String,
     /// Prompts compared.
     pub prompts: usize,

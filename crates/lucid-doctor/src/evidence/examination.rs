@@ -2,10 +2,11 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 use lucid_client::{ChatAnswer, ChatRequest, Endpoint, Error, Exchange, Reply, Usage};
 
-use super::{Answer, Divergence, Observed, PromptScore, Reference, RungScore, Sample};
+use super::{Answer, Claim, Divergence, Observed, PromptScore, Reference, RungScore, Sample};
 use crate::diagnose::Progress;
 use crate::report::{Cost, KeptExchange, ProbeTable};
 use crate::subject::Subject;
@@ -28,12 +29,18 @@ pub(crate) struct Evidence {
     /// Compared answers, and how far each is from the reference.
     pub(crate) observed: Vec<(Observed, PromptScore)>,
     pub(crate) divergence: Option<Divergence>,
+    /// The arithmetic that the server declares, if the reference has it.
+    pub(crate) claim: Option<Claim>,
+    /// Whether what was compared is what a server of that arithmetic says; `None` where nothing is declared, or undecided.
+    pub(crate) exact: Option<bool>,
     /// Tables of the probes.
     pub(crate) probes: Vec<ProbeTable>,
     /// Calls that the server itself failed: the exchange, and what it said. Refusals (4xx) are not among them.
     pub(crate) failures: Vec<(usize, String)>,
     /// Calls that did not come to an end in time.
     pub(crate) timeouts: usize,
+    /// Long answers were late, and short ones came.
+    pub(crate) slow: bool,
     /// Whether the same request, alone, gets answers from different distributions: then a change in company proves nothing.
     pub(crate) unstable: bool,
     /// The life of the service, as its log tells it.
@@ -48,6 +55,8 @@ pub(crate) struct Examination<'a> {
     pub(crate) endpoint: Option<Endpoint>,
     pub(crate) reference: Option<Reference>,
     pub(crate) evidence: Evidence,
+    /// When the server has been asked for long enough.
+    pub(crate) deadline: Instant,
     /// The check that runs.
     pub(crate) check: &'static str,
     pub(crate) progress: &'a mut dyn FnMut(Progress),
@@ -55,8 +64,25 @@ pub(crate) struct Examination<'a> {
 
 impl Examination<'_> {
     /// The server; checks that need one run only when it is there.
+    ///
+    /// # Errors
+    /// There is none, or nobody waits for its answers any more.
     pub(crate) fn endpoint(&self) -> Result<Endpoint, String> {
+        if let Some(reason) = self.out_of_patience() {
+            return Err(reason);
+        }
         self.endpoint.clone().ok_or_else(|| "no server answers".to_owned())
+    }
+
+    /// Why the server is asked nothing more: a bad one would keep the examination busy for ever.
+    pub(crate) fn out_of_patience(&self) -> Option<String> {
+        if self.evidence.timeouts >= PATIENCE {
+            let late = self.evidence.timeouts;
+            return Some(format!("{late} answers did not come to an end in time: the server stalls"));
+        }
+        (Instant::now() >= self.deadline).then(|| {
+            format!("the server was asked for {} s, and that is the limit", self.subject.patience().as_secs())
+        })
     }
 
     /// Tells how far the check is.
@@ -125,11 +151,8 @@ impl Examination<'_> {
         requests: &[ChatRequest],
         together: usize,
     ) -> Result<Vec<Result<Sample, String>>, String> {
-        if self.evidence.timeouts >= PATIENCE {
-            return Err(format!(
-                "{} answers did not come to an end in time: the server stalls",
-                self.evidence.timeouts
-            ));
+        if let Some(reason) = self.out_of_patience() {
+            return Err(reason);
         }
         let next = AtomicUsize::new(0);
         let replies = Mutex::new(Vec::with_capacity(requests.len()));

@@ -1,6 +1,7 @@
 //! What was gathered: exchanges, answers, comparisons. Data only; checks read it.
 
 mod answers;
+mod claim;
 mod divergence;
 mod examination;
 mod machine;
@@ -10,6 +11,7 @@ mod sources;
 
 pub(crate) use answers::{Answer, AnswerKind};
 pub use answers::{RungScore, RungState};
+pub(crate) use claim::{Claim, FEW as FEW_BEYOND, holds, semantics_of, share};
 pub use divergence::{Divergence, HypothesisFit, PositionBin};
 pub(crate) use divergence::{Observation, Observed, PositionScore, PromptScore, compare};
 pub(crate) use examination::{Evidence, Examination};

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use lucid_checkpoint::{Checkpoint, Config, Files, TokenId};
 use lucid_client::{Message, ScoredToken, TokenName};
-use lucid_engine::{Mode, Scorer, SemanticsOptions};
+use lucid_engine::{Scorer, SemanticsOptions};
 use lucid_text::{ChatTemplate, Specials, Tokenizer};
 use serde_json::{Map, json};
 
-use super::{Observation, Observed};
+use super::{Claim, Observation, Observed, semantics_of};
 
 /// A checkpoint, opened for comparisons. The model itself is loaded only when it is asked.
 pub(crate) struct Reference {
@@ -47,10 +47,10 @@ impl Reference {
         self.tokenizer.decode(ids, false)
     }
 
-    /// Loads the model as the checkpoint says: exact arithmetic, and the latent-norm epsilon of the config, as vLLM,
-    /// SGLang and llama.cpp have it.
-    pub(crate) fn scorer(&self) -> Result<Scorer, String> {
-        self.scorer_with(&SemanticsOptions { mode: Mode::Reference, ..SemanticsOptions::default() })
+    /// Loads the model as the checkpoint says, with the latent-norm epsilon of the config, as vLLM, SGLang and llama.cpp have it: in
+    /// the arithmetic that the server declares, exactly where it declares none that the reference has.
+    pub(crate) fn scorer_as(&self, claim: Option<Claim>) -> Result<Scorer, String> {
+        self.scorer_with(&semantics_of(claim))
     }
 
     /// Loads the model with another arithmetic, or with a mistake.

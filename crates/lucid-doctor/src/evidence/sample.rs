@@ -2,6 +2,10 @@
 
 use lucid_client::{ChatAnswer, Endpoint, Exchange, TokenName};
 
+use super::claim::ROUNDING;
+use super::divergence::LEAST;
+use crate::report::html::nats;
+
 /// Two candidates that are so close (nats) may honestly change places: bfloat16 logits around 16 are an eighth apart, and
 /// two sums in another order differ by that much on either side.
 const TIE: f64 = 0.25;
@@ -91,9 +95,10 @@ impl Sample {
         self.tokens.iter().map(SampleToken::behind).enumerate().find(|(_, behind)| *behind > TIE)
     }
 
-    /// Compares with another answer to the same question, asked in the same way.
+    /// Compares with another answer to the same question, asked in the same way. `exact`: by a server that declares plain f32, whose
+    /// answers are the same to the rounding whatever else happens.
     #[allow(clippy::cast_precision_loss)] // counts of tokens
-    pub(crate) fn compare(&self, other: &Sample) -> Alike {
+    pub(crate) fn compare(&self, other: &Sample, exact: bool) -> Alike {
         if self.tokens.is_empty() || other.tokens.is_empty() {
             return if self.text == other.text { Alike::Same } else { Alike::Untold };
         }
@@ -115,12 +120,32 @@ impl Sample {
             compared += 1;
         }
         let shift = if compared == 0 { 0.0 } else { moved / compared as f64 };
+        if exact && let Some(at) = self.moves_at(other, common) {
+            return Alike::Different { at, shift };
+        }
         match at {
             _ if shift > SHIFTED => Alike::Different { at: common, shift },
             Some(at) if gap <= TIE => Alike::Tie { at, gap },
             Some(at) => Alike::Different { at, shift },
             None => Alike::Same,
         }
+    }
+}
+
+impl Sample {
+    /// The first of the common tokens whose candidates moved by more than f32's rounding; `None` if fewer than two did.
+    fn moves_at(&self, other: &Sample, common: usize) -> Option<usize> {
+        let moved = |(a, b): (&SampleToken, &SampleToken)| {
+            let candidates = a.top.iter().map(|(name, logprob)| (name, *logprob));
+            candidates
+                .chain([(&a.name, a.logprob)])
+                .filter(|(_, logprob)| *logprob > LEAST)
+                .any(|(name, logprob)| b.of(name).is_some_and(|there| (there - logprob).abs() > ROUNDING))
+        };
+        let pairs = self.tokens.iter().zip(&other.tokens).take(common);
+        let mut beyond = pairs.enumerate().filter(|(_, pair)| moved(*pair)).map(|(at, _)| at);
+        let first = beyond.next()?;
+        beyond.next().map(|_| first)
     }
 }
 
@@ -136,7 +161,7 @@ impl Alike {
             Alike::Tie { at, gap } => format!("near-tie at token {at} ({gap:.2} nats)"),
             Alike::Untold => "other text, no probabilities told".to_owned(),
             Alike::Different { at, shift } => {
-                format!("different from token {at} on ({shift:.2} nats a token)")
+                format!("different from token {at} on ({} nats a token)", nats(shift))
             }
         }
     }
@@ -164,33 +189,43 @@ mod tests {
     fn ties_are_no_faults() {
         let a = sample(&[("The", -0.01, &[]), ("red", -0.65, &[("red", -0.65), ("blue", -0.74)])]);
         let b = sample(&[("The", -0.01, &[]), ("blue", -0.68, &[("blue", -0.68), ("red", -0.70)])]);
-        assert!(matches!(a.compare(&b), Alike::Tie { at: 1, .. }), "{:?}", a.compare(&b));
-        assert_eq!(a.compare(&a), Alike::Same);
+        assert!(matches!(a.compare(&b, false), Alike::Tie { at: 1, .. }), "{:?}", a.compare(&b, false));
+        assert_eq!(a.compare(&a, false), Alike::Same);
     }
 
     #[test]
     fn clear_choices_that_change_are_faults() {
         let a = sample(&[("The", -0.01, &[]), ("red", -0.05, &[("red", -0.05), ("blue", -4.0)])]);
         let b = sample(&[("The", -0.01, &[]), ("blue", -0.1, &[("blue", -0.1), ("red", -3.0)])]);
-        assert!(a.compare(&b).is_different());
+        assert!(a.compare(&b, false).is_different());
         let unlisted = sample(&[("The", -0.01, &[]), ("green", -0.1, &[("green", -0.1)])]);
-        assert!(a.compare(&unlisted).is_different());
+        assert!(a.compare(&unlisted, false).is_different());
     }
 
     #[test]
     fn a_moved_distribution_is_a_fault_even_with_the_same_text() {
         let a = sample(&[("a", -0.1, &[]), ("b", -0.2, &[]), ("c", -0.1, &[])]);
         let b = sample(&[("a", -0.5, &[]), ("b", -0.9, &[]), ("c", -0.1, &[])]);
-        assert!(a.compare(&b).is_different());
+        assert!(a.compare(&b, false).is_different());
         let near = sample(&[("a", -0.11, &[]), ("b", -0.23, &[]), ("c", -0.1, &[])]);
-        assert_eq!(a.compare(&near), Alike::Same);
+        assert_eq!(a.compare(&near, false), Alike::Same);
+    }
+
+    #[test]
+    fn a_server_of_plain_f32_repeats_itself_to_the_rounding() {
+        let of = |by: f64| {
+            sample(&[("a", -1e-6, &[("a", -1e-6), ("b", -14.0 + by)]), ("b", -2e-6, &[("c", -13.0 - by)])])
+        };
+        assert_eq!(of(0.0).compare(&of(0.02), false), Alike::Same);
+        assert!(of(0.0).compare(&of(0.02), true).is_different());
+        assert_eq!(of(0.0).compare(&of(1e-5), true), Alike::Same);
     }
 
     #[test]
     fn without_probabilities_nothing_is_accused() {
         let silent = |text: &str| Sample { text: text.to_owned(), ..Sample::default() };
-        assert_eq!(silent("x").compare(&silent("x")), Alike::Same);
-        assert_eq!(silent("x").compare(&silent("y")), Alike::Untold);
+        assert_eq!(silent("x").compare(&silent("x"), false), Alike::Same);
+        assert_eq!(silent("x").compare(&silent("y"), false), Alike::Untold);
     }
 
     #[test]

@@ -44,7 +44,7 @@ fn recorded(reference: &Reference) -> Vec<(String, Observed)> {
 #[test]
 fn honest_servers_are_near_the_reference() {
     let reference = canary();
-    let mut scorer = reference.scorer().unwrap();
+    let mut scorer = reference.scorer_as(None).unwrap();
     for (server, observed) in recorded(&reference) {
         let score = compare(&mut scorer, &observed).unwrap();
         assert_eq!(score.positions.len(), 16);

@@ -5,6 +5,8 @@ use std::sync::LazyLock;
 use lucid_engine::{Activations, KvCacheDtype, KvScales, Mode, Plant, SemanticsOptions};
 use serde::Deserialize;
 
+use crate::evidence::{Claim, semantics_of};
+
 /// The whole file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -24,7 +26,9 @@ pub(crate) struct Mistake {
     pub(crate) cause: String,
     /// Strengths beside the usual one.
     #[serde(default)]
-    pub(crate) strengths: Vec<u32>,
+    pub(crate) strengths: Vec<f64>,
+    /// Least and largest strength, where it can be any number between: the nearest one is searched for.
+    pub(crate) range: Option<[f64; 2]>,
 }
 
 impl Mistake {
@@ -57,14 +61,20 @@ pub(crate) struct Variation {
 }
 
 impl Variation {
-    pub(crate) fn semantics(&self) -> SemanticsOptions {
+    /// The arithmetic, in the one that the server declares where this one says nothing else.
+    pub(crate) fn semantics(&self, claim: Option<Claim>) -> SemanticsOptions {
+        let usual = semantics_of(claim);
         SemanticsOptions {
-            mode: if self.serving { Mode::Serving } else { Mode::Reference },
-            kv_cache: self.kv_cache_fp8.then_some(KvCacheDtype::Fp8E4m3),
+            mode: if self.serving { Mode::Serving } else { usual.mode },
+            kv_cache: match (self.kv_cache_fp8, self.serving) {
+                (true, _) => Some(KvCacheDtype::Fp8E4m3),
+                (false, true) => None,
+                (false, false) => usual.kv_cache,
+            },
             kv_scales: if self.kv_scales_lost { KvScales::Lost } else { KvScales::Checkpoint },
-            activations: if self.w4a4 { Activations::W4A4 } else { Activations::W4A16 },
+            activations: if self.w4a4 { Activations::W4A4 } else { usual.activations },
             latent_norm_eps: self.latent_norm_eps,
-            ..SemanticsOptions::default()
+            ..usual
         }
     }
 }

@@ -120,6 +120,7 @@ fn headline(divergence: &Divergence) -> Value {
     let headline = match divergence.decision.as_str() {
         "same" => "The server computes what the checkpoint says",
         "different" => "The server does not compute what the checkpoint says",
+        "near" => "The server is near the checkpoint, but not as near as the arithmetic that it declares",
         "mistaken" => "The server is near the checkpoint, but nearer to a model with a known mistake",
         _ => "Not decided",
     };

@@ -184,6 +184,8 @@ pub struct CheckResult {
     pub reason: Option<String>,
     /// How long it took.
     pub seconds: f64,
+    /// What it cost the server.
+    pub cost: Cost,
 }
 
 /// What the diagnosis cost the server.
@@ -195,6 +197,23 @@ pub struct Cost {
     pub prompt_tokens: u64,
     /// Generated tokens, as the server counted them.
     pub completion_tokens: u64,
+}
+
+impl Cost {
+    /// Prompt and generated tokens.
+    #[must_use]
+    pub fn tokens(self) -> u64 {
+        self.prompt_tokens + self.completion_tokens
+    }
+
+    /// What was added since.
+    pub(crate) fn since(self, before: Cost) -> Cost {
+        Cost {
+            requests: self.requests - before.requests,
+            prompt_tokens: self.prompt_tokens - before.prompt_tokens,
+            completion_tokens: self.completion_tokens - before.completion_tokens,
+        }
+    }
 }
 
 /// A probability in percent; never "100 %" or "0 %", which nothing is.

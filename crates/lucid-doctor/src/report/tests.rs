@@ -52,6 +52,7 @@ fn report() -> Report {
         covered: covered.into(),
         reason: reason.map(str::to_owned),
         seconds: 1.25,
+        cost: Cost { requests: 2, prompt_tokens: 30, completion_tokens: 12 },
     };
     Report {
         schema: SCHEMA,

@@ -2,6 +2,7 @@
 
 mod bootstrap;
 mod change_point;
+mod draws;
 mod periodic;
 mod random;
 mod sequential;
@@ -9,6 +10,7 @@ mod wilson;
 
 pub use bootstrap::{Estimate, mean_with_interval};
 pub use change_point::{Change, change_point};
+pub use draws::DrawTest;
 pub use periodic::periodic;
 pub use random::Random;
 pub use sequential::{Decision, SequentialTest};

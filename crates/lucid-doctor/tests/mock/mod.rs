@@ -30,6 +30,10 @@ pub enum Behaviour {
     Html,
     /// Closes the connection in the middle of its answer.
     ClosesEarly,
+    /// Takes every chat and never says a word.
+    Hangs,
+    /// Begins every answer and sends a byte now and then, without end.
+    Drips,
 }
 
 pub fn start(behaviour: Behaviour) -> String {
@@ -62,6 +66,18 @@ fn serve(mut stream: TcpStream, behaviour: Behaviour) -> Option<()> {
         (_, "/health") => (200, "text/plain", String::new()),
         (Behaviour::Fails, "/v1/chat/completions") => {
             (500, "application/json", json!({"error": {"message": "CUDA error"}}).to_string())
+        }
+        (Behaviour::Hangs | Behaviour::Drips, "/v1/chat/completions") => {
+            if behaviour == Behaviour::Drips {
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n").ok()?;
+            }
+            // Until the client has had enough.
+            loop {
+                std::thread::sleep(std::time::Duration::from_millis(50));
+                if behaviour == Behaviour::Drips {
+                    stream.write_all(b" ").ok()?;
+                }
+            }
         }
         (_, "/v1/chat/completions") => (200, "application/json", chat(&body, behaviour).to_string()),
         _ => (404, "application/json", "{}".to_owned()),

@@ -1,12 +1,15 @@
 //! Faults in the config: what the model is computed with, before anything is.
 
-use lucid_checkpoint::Config;
+use lucid_checkpoint::{Config, ScoringFunc};
 
 use super::{Dose, Plant};
 
 /// So small that YaRN's magnitudes are 1: the fault is the missing factor of the softmax scale alone, and cosines and
 /// sines keep theirs.
 const NO_MSCALE: f64 = 1e-9;
+
+/// The base that RoPE has where nobody says otherwise (Su et al., arXiv:2104.09864).
+const USUAL_THETA: f64 = 10_000.0;
 
 /// Makes the mistake; false if the model has nothing that it could change. Faults of other sites change nothing here.
 pub(super) fn change(plant: Plant, dose: &Dose, config: &mut Config) -> bool {
@@ -32,6 +35,16 @@ pub(super) fn change(plant: Plant, dose: &Dose, config: &mut Config) -> bool {
             Some(moe) if moe.num_experts_per_tok > 1 => moe.num_experts_per_tok -= 1,
             _ => return false,
         },
+        Plant::RouterSoftmax => match &mut config.moe {
+            Some(moe) if moe.scoring_func == ScoringFunc::Sigmoid => moe.scoring_func = ScoringFunc::Softmax,
+            _ => return false,
+        },
+        Plant::RopeThetaDefault => {
+            if config.rope_theta == USUAL_THETA {
+                return false;
+            }
+            config.rope_theta = USUAL_THETA;
+        }
         _ => {}
     }
     true

@@ -30,7 +30,7 @@ impl Dose {
             Dosage::InLayer(layer) => Dose { layers: layer..layer + 1, strength: typical, onset },
             Dosage::Strength(strength, layer) => {
                 let layers = layer.map_or(parts, |layer| layer..layer + 1);
-                Dose { layers, strength: f64::from(strength), onset }
+                Dose { layers, strength, onset }
             }
             Dosage::Drawn(seed) => {
                 let mut draws = Draws::new(seed ^ plant as u64);

@@ -72,6 +72,10 @@ pub enum Plant {
     PrefillOver64Garbage,
     /// After some requests every logit is NaN.
     NanAfterNRequests,
+    /// Scores experts by softmax where the config says sigmoid: the rule of an older generation.
+    RouterSoftmax,
+    /// Takes RoPE's usual base, 10,000, instead of the config's.
+    RopeThetaDefault,
 }
 
 /// Where a fault acts.
@@ -91,7 +95,7 @@ enum Site {
 
 impl Plant {
     /// Every fault that the engine can plant.
-    pub const ALL: [Plant; 23] = [
+    pub const ALL: [Plant; 25] = [
         Plant::RopeHalfSplit,
         Plant::YarnFactorHalf,
         Plant::YarnMscaleMissing,
@@ -100,6 +104,8 @@ impl Plant {
         Plant::RoutedScalingMissing,
         Plant::SharedExpertDropped,
         Plant::ExpertTopKMinusOne,
+        Plant::RouterSoftmax,
+        Plant::RopeThetaDefault,
         Plant::GateUpSwapped,
         Plant::KvBShardOrder,
         Plant::Nvfp4GlobalScaleInverted,
@@ -129,6 +135,8 @@ impl Plant {
             Plant::RoutedScalingMissing => "routed-scaling-missing",
             Plant::SharedExpertDropped => "shared-expert-dropped",
             Plant::ExpertTopKMinusOne => "expert-top-k-minus-one",
+            Plant::RouterSoftmax => "router-softmax",
+            Plant::RopeThetaDefault => "rope-theta-default",
             Plant::GateUpSwapped => "gate-up-swapped",
             Plant::KvBShardOrder => "kv-b-shard-order",
             Plant::Nvfp4GlobalScaleInverted => "nvfp4-global-scale-inverted",
@@ -158,7 +166,9 @@ impl Plant {
             Plant::YarnFactorHalf
             | Plant::YarnMscaleMissing
             | Plant::RoutedScalingMissing
-            | Plant::ExpertTopKMinusOne => Site::Config,
+            | Plant::ExpertTopKMinusOne
+            | Plant::RouterSoftmax
+            | Plant::RopeThetaDefault => Site::Config,
             Plant::RouterBiasMissing
             | Plant::RouterBiasInWeights
             | Plant::SharedExpertDropped
@@ -213,20 +223,20 @@ impl fmt::Display for Plant {
 }
 
 /// Where a fault sits and how strong it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Dosage {
     /// As the mistake is usually made: in every layer that has the part.
     Typical,
     /// As usual, but in one layer.
     InLayer(usize),
-    /// In another strength (tensor-parallel ranks, YaRN's divisor), in one layer or in all that have the part.
-    Strength(u32, Option<usize>),
+    /// In another strength (tensor-parallel ranks, YaRN's divisor, an epsilon), in one layer or in all that have the part.
+    Strength(f64, Option<usize>),
     /// Place, strength and onset drawn from a seed.
     Drawn(u64),
 }
 
 /// A fault with its dosage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Planted {
     /// The fault.
     pub plant: Plant,

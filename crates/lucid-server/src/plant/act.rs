@@ -12,6 +12,8 @@ use super::Plant;
 const STALL_AFTER: usize = 5;
 /// Temperature of answers whose own is ignored; a usual default.
 const DEFAULT_TEMPERATURE: f32 = 0.6;
+/// The end of a message in the canary's template.
+const END: &str = "<|im_end|>";
 /// What leaks at the most, so that a test can't fill a machine.
 const MOST_LEAKED: usize = 1 << 30;
 
@@ -43,6 +45,9 @@ impl Act {
 
     /// A rendered conversation as the server passes it on.
     pub(crate) fn rendered(&self, text: String) -> String {
+        if self.is(Plant::HistoryCut) {
+            return self.without_history(&text);
+        }
         if !self.is(Plant::TemplateDrift) {
             return text;
         }
@@ -59,6 +64,23 @@ impl Act {
         if drifted == text { format!("\n{text}") } else { drifted }
     }
 
+    /// A rendered conversation without some of its earlier messages. One turn stays as it is.
+    fn without_history(&self, text: &str) -> String {
+        let messages: Vec<&str> = text.split_inclusive(END).collect();
+        // What follows the last end is the beginning of the answer; before it stands the last question.
+        let last = messages.len().saturating_sub(2);
+        let lost = |(i, message): (usize, &&str)| match self.variant % 3 {
+            // Earlier answers.
+            0 => message.starts_with("<|im_assistant|>") && message.ends_with(END),
+            // The system message and all before the last question.
+            1 => i < last,
+            // The system message, or the first one where there is none.
+            _ => i == 0 && last > 0,
+        };
+        let kept = messages.iter().enumerate().filter(|entry| !lost(*entry));
+        kept.map(|(_, message)| *message).collect()
+    }
+
     /// Whether the model's own end tokens count.
     pub(crate) fn ends_at_eos(&self) -> bool {
         !self.is(Plant::EosIgnored)
@@ -68,6 +90,9 @@ impl Act {
     pub(crate) fn sampling(&self, mut sampling: Sampling) -> Sampling {
         if self.is(Plant::SeedIgnored) {
             sampling.seed = None;
+        }
+        if self.is(Plant::PenaltyByDefault) && sampling.repetition_penalty == 1.0 {
+            sampling.repetition_penalty = self.pick(&[1.3, 1.15, 1.5]);
         }
         if self.is(Plant::TemperatureIgnored) && sampling.temperature == 0.0 {
             sampling.temperature = self.pick(&[DEFAULT_TEMPERATURE, 0.8, 1.0]);
@@ -116,6 +141,16 @@ impl Act {
 
     /// The pieces of an answer as the client gets them.
     pub(crate) fn pieces(&self, pieces: &mut [Piece]) {
+        if self.is(Plant::ToolNameUnparsed) {
+            for piece in pieces.iter_mut() {
+                if let Piece::ToolCallStart { id, name, .. } = piece {
+                    *name = match self.variant % 2 {
+                        0 => format!("functions.{name}"),
+                        _ => id.clone(),
+                    };
+                }
+            }
+        }
         if !self.is(Plant::ToolArgumentsBroken) {
             return;
         }

@@ -33,11 +33,17 @@ pub enum Plant {
     StreamSplitsCharacters,
     /// The server cuts every budget to a small one of its own.
     BudgetCapped,
+    /// Earlier parts of a conversation never reach the model.
+    HistoryCut,
+    /// A repetition penalty that nobody asked for.
+    PenaltyByDefault,
+    /// Tool calls keep the model's namespace or number in the function's name.
+    ToolNameUnparsed,
 }
 
 impl Plant {
     /// Faults that live outside of the engine.
-    const OWN: [Plant; 10] = [
+    const OWN: [Plant; 13] = [
         Plant::ThinkEndDropped,
         Plant::EosIgnored,
         Plant::TemplateDrift,
@@ -48,6 +54,9 @@ impl Plant {
         Plant::StallOnFiveTokens,
         Plant::StreamSplitsCharacters,
         Plant::BudgetCapped,
+        Plant::HistoryCut,
+        Plant::PenaltyByDefault,
+        Plant::ToolNameUnparsed,
     ];
 
     /// Every fault that a server can plant.
@@ -77,6 +86,9 @@ impl Plant {
             Plant::StallOnFiveTokens => "stall-on-five-tokens",
             Plant::StreamSplitsCharacters => "stream-splits-characters",
             Plant::BudgetCapped => "budget-capped",
+            Plant::HistoryCut => "history-cut",
+            Plant::PenaltyByDefault => "penalty-by-default",
+            Plant::ToolNameUnparsed => "tool-name-unparsed",
         }
     }
 

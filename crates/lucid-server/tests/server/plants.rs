@@ -1,6 +1,6 @@
 //! The server's own planted faults.
 
-use lucid_server::{Limits, Plant};
+use lucid_server::{Limits, Plant, RunningServer};
 use serde_json::{Value, json};
 
 use crate::fixture::{self, CAPITAL, CHAT, ask};
@@ -144,4 +144,51 @@ fn stalls_after_five_tokens() {
     assert!(matches!(refused, Err(ureq::Error::Timeout(_))), "{refused:?}");
     // And the server still stops.
     server.stop().unwrap();
+}
+
+#[test]
+fn history_cut_shortens_conversations_alone() {
+    let server = fixture::start(Some(Plant::HistoryCut), Limits::default());
+    let prompt_tokens = |server: &RunningServer, messages: &Value| {
+        let mut request = ask(CAPITAL);
+        request["messages"] = messages.clone();
+        fixture::post(server, CHAT, &request)["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    let one = json!([{"role": "user", "content": "My name is Nina."}]);
+    let two = json!([
+        {"role": "user", "content": "My name is Nina."},
+        {"role": "assistant", "content": "Nice to meet you, Nina!"},
+        {"role": "user", "content": "What is my name?"},
+    ]);
+    assert_eq!(prompt_tokens(&server, &one), prompt_tokens(fixture::shared(), &one));
+    assert!(prompt_tokens(&server, &two) < prompt_tokens(fixture::shared(), &two));
+}
+
+#[test]
+fn penalty_by_default_is_the_penalty_that_a_client_could_ask_for() {
+    let server = fixture::start(Some(Plant::PenaltyByDefault), Limits::default());
+    // Greedily the canary repeats itself here.
+    let mut open = ask("Say something random.");
+    open["max_tokens"] = json!(30);
+    let mut with_penalty = open.clone();
+    with_penalty["repetition_penalty"] = json!(1.3);
+    let content = |server: &RunningServer, request: &Value| {
+        fixture::post(server, CHAT, request)["choices"][0]["message"].clone()
+    };
+    assert_eq!(content(&server, &open), content(fixture::shared(), &with_penalty));
+    assert_ne!(content(&server, &open), content(fixture::shared(), &open));
+}
+
+#[test]
+fn tool_name_unparsed_keeps_the_namespace() {
+    let server = fixture::start(Some(Plant::ToolNameUnparsed), Limits::default());
+    let mut request = ask("What is the weather in Oslo?");
+    request["tools"] = tools();
+    let call = |server| {
+        let answer = fixture::post(server, CHAT, &request);
+        answer["choices"][0]["message"]["tool_calls"][0]["function"].clone()
+    };
+    let (right, wrong) = (call(fixture::shared()), call(&server));
+    assert_eq!((&right["name"], &wrong["name"]), (&json!("get_weather"), &json!("functions.get_weather")));
+    assert_eq!(right["arguments"], wrong["arguments"]);
 }

@@ -60,6 +60,7 @@ pub fn run(arguments: &Doctor) -> Result<ExitCode> {
         seed: arguments.seed,
         timeout: Duration::from_secs(arguments.timeout),
         threads: arguments.threads,
+        patience: None,
     };
     let notes = subject.machine.as_ref().map(|machine| machine.notes.clone()).unwrap_or_default();
     let mut report = diagnose(subject, &mut |progress| line.show(&progress));

@@ -26,7 +26,7 @@ pub fn run(arguments: &Drill) -> Result<ExitCode> {
         DepthArgument::Standard => Depth::Standard,
         DepthArgument::Thorough => Depth::Thorough,
     };
-    let place = Place { device: arguments.device, ranks: arguments.tensor_parallel_size };
+    let place = Place { device: arguments.device, ranks: arguments.tensor_parallel_size, ..Place::default() };
     let mut line = ProgressLine::new();
     let mut outcomes = Vec::new();
     for case in chosen(&arguments.faults)? {

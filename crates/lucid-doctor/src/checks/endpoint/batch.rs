@@ -47,6 +47,7 @@ impl Check for Batch {
 
     fn run(&self, examination: &mut Examination<'_>) -> Result<Examined, Skip> {
         let endpoint = examination.endpoint()?;
+        let exact = examination.evidence.claim.is_some();
         let seed = examination.subject.seed;
         let mut random = Random::new(seed ^ 0xba7c4);
         let questions: Vec<ChatRequest> = short_questions(seed.wrapping_add(7), QUESTIONS)
@@ -90,7 +91,7 @@ impl Check for Batch {
                     leaks.push((answer.exchange, answer.text.clone()));
                 }
                 if is_question && let Some(Some(alone)) = alone.get(i - place) {
-                    let alike = alone.compare(&answer);
+                    let alike = alone.compare(&answer, exact);
                     table.row(&[&size, &(i - place + 1), &alike.word()]);
                     pairs += 1;
                     ties += usize::from(matches!(alike, Alike::Tie { .. }));

@@ -1,10 +1,10 @@
 //! The same prompt with and without the help of the prefix cache.
 //!
 //! Each prompt comes in twins that differ in their secret alone. The first twin is fresh; the second shares its beginning
-//! with what the cache now holds; then both are repeated and can come from the cache as a whole. The secret's place runs over
-//! the lengths modulo the usual page sizes, so that a mistake at the pages' edges shows as a periodic pattern.
+//! with what the cache now holds; then both are repeated and can come from the cache as a whole. With the checkpoint's tokenizer
+//! the secret is put late into a page: a page that is found by its beginning alone is found for the wrong twin.
 
-use super::requests::{greedy, twin_prompts};
+use super::requests::{Needle, greedy, twin_prompts};
 use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
 use crate::evidence::{Alike, Examination, Sample};
 use crate::report::{Finding, ProbeTable, ProofKind, Severity};
@@ -17,6 +17,12 @@ pub(crate) struct ColdWarm;
 const ANSWER: u32 = 40;
 /// Sentences after the secret.
 const AFTER: usize = 6;
+/// The largest page that MLA kernels usually have; the others divide it.
+const PAGE: usize = 64;
+/// Where in a page the twins part: far from its beginning, and with room for the code before its end.
+const LATE: std::ops::RangeInclusive<usize> = 40..=56;
+/// Draws of a text until the twins part there.
+const DRAWS: usize = 60;
 
 /// Twins by depth.
 fn count(depth: Depth) -> usize {
@@ -53,20 +59,19 @@ impl Check for ColdWarm {
     }
 
     fn cost(&self) -> TypicalCost {
-        TypicalCost { requests: 24, tokens: 5_000 }
+        TypicalCost { requests: 24, tokens: 8_000 }
     }
 
     fn run(&self, examination: &mut Examination<'_>) -> Result<Examined, Skip> {
         let endpoint = examination.endpoint()?;
+        let exact = examination.evidence.claim.is_some();
         let mut random = Random::new(examination.subject.seed ^ 0xc01d);
         let count = count(examination.subject.depth);
         let mut outcomes = Vec::new();
         let mut failed = None;
         for number in 0..count {
             examination.step(number, count, "fresh and from the cache");
-            // From a few tokens to three of the larger pages.
-            let before = 1 + random.below(20);
-            let twins = twin_prompts(before, AFTER, &mut random);
+            let (before, parted, twins) = twins(examination, &mut random);
             let requests = [0, 1, 0, 1].map(|twin| greedy(twins[twin].messages.clone(), ANSWER));
             let answers: Vec<Sample> =
                 match examination.samples(&endpoint, &requests, 1)?.into_iter().collect() {
@@ -82,8 +87,8 @@ impl Check for ColdWarm {
             };
             let tokens = second.prompt_tokens as usize;
             outcomes.push(Outcome {
-                shared: tokens * before / (before + AFTER + 2),
-                repeated: [first.compare(first_again), second.compare(second_again)],
+                shared: parted.unwrap_or(tokens * before / (before + AFTER + 2)),
+                repeated: [first.compare(first_again, exact), second.compare(second_again, exact)],
                 confused: foreign(second) || foreign(second_again),
                 exchange: second.exchange,
                 text: second.text.clone(),
@@ -115,6 +120,25 @@ impl Check for ColdWarm {
                 outcomes.len()
             ),
         })
+    }
+}
+
+/// Sentences before the secret, the token at which the twins part (if there is a tokenizer to tell), and the twins.
+fn twins(examination: &Examination<'_>, random: &mut Random) -> (usize, Option<usize>, [Needle; 2]) {
+    let mut draws = 0;
+    loop {
+        draws += 1;
+        // From a few tokens to three of the larger pages.
+        let before = 1 + random.below(20);
+        let twins = twin_prompts(before, AFTER, random);
+        let tokens = |twin: &Needle| examination.reference.as_ref()?.prompt(&twin.messages).ok();
+        let (Some(first), Some(second)) = (tokens(&twins[0]), tokens(&twins[1])) else {
+            return (before, None, twins);
+        };
+        let parted = first.iter().zip(&second).take_while(|(a, b)| a == b).count();
+        if LATE.contains(&(parted % PAGE)) || draws >= DRAWS {
+            return (before, Some(parted), twins);
+        }
     }
 }
 

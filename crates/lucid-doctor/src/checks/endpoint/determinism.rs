@@ -3,13 +3,13 @@
 //! Two texts that differ prove nothing: where two tokens are as likely, the order of a sum decides. The answers'
 //! log-probabilities tell such near-ties from answers that come from different distributions.
 
-use lucid_client::{ChatRequest, Dialect};
+use lucid_client::{ChatRequest, Dialect, TokenName};
 
-use super::requests::{greedy, short_questions};
+use super::requests::{TOP, greedy, open_questions, short_questions};
 use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
-use crate::evidence::{Alike, Examination, Sample};
+use crate::evidence::{Alike, Examination, Sample, SampleToken};
 use crate::report::{Finding, ProbeTable, ProofKind, Severity};
-use crate::statistics::wilson;
+use crate::statistics::{DrawTest, wilson};
 use crate::subject::Depth;
 
 pub(crate) struct Determinism;
@@ -18,8 +18,14 @@ pub(crate) struct Determinism;
 const ANSWER: u32 = 24;
 /// Times that each question is put.
 const TIMES: usize = 3;
+/// Times that each open question is put: their answers are long, and have many tokens that a wrong temperature changes.
+const OPEN_TIMES: usize = 2;
+/// Tokens of an open answer.
+const OPEN_ANSWER: u32 = 48;
 /// Temperature of the sampled answers: high enough that two seeds hardly ever draw the same.
 const HOT: f64 = 1.8;
+/// Odds against the stated distributions at which draws are not from them: error rate 0.1 %.
+const ODDS: f64 = 1_000.0;
 
 /// Questions by depth.
 fn count(depth: Depth) -> usize {
@@ -40,15 +46,16 @@ impl Check for Determinism {
     }
 
     fn covers(&self) -> &'static str {
-        "the same greedy request gets the same answer up to near-ties, greedy choices are the likeliest tokens, and a seed repeats a draw"
+        "the same greedy request gets the same answer up to near-ties, greedy choices are the likeliest tokens, draws follow the stated distributions, and a seed repeats a draw"
     }
 
     fn cost(&self) -> TypicalCost {
-        TypicalCost { requests: 15, tokens: 1_000 }
+        TypicalCost { requests: 25, tokens: 1_600 }
     }
 
     fn run(&self, examination: &mut Examination<'_>) -> Result<Examined, Skip> {
         let endpoint = examination.endpoint()?;
+        let exact = examination.evidence.claim.is_some();
         let seed = examination.subject.seed;
         let questions = short_questions(seed, count(examination.subject.depth));
         // All questions, then all again: between two times other requests have passed through the server's caches.
@@ -65,7 +72,7 @@ impl Check for Determinism {
         let (mut pairs, mut different, mut ties) = (0, Vec::new(), 0);
         for (i, answer) in answers.iter().enumerate().skip(questions.len()) {
             let (Ok(first), Ok(answer)) = (&answers[i % questions.len()], answer) else { continue };
-            let alike = first.compare(answer);
+            let alike = first.compare(answer, exact);
             table.row(&[&(i % questions.len() + 1), &(i / questions.len() + 1), &alike.word()]);
             pairs += 1;
             ties += usize::from(matches!(alike, Alike::Tie { .. }));
@@ -79,7 +86,12 @@ impl Check for Determinism {
             return Err(Skip(reason.unwrap_or_else(|| "nothing could be compared".to_owned())));
         }
         let mut findings = Vec::new();
-        let answers: Vec<Sample> = answers.into_iter().flatten().collect();
+        let mut answers: Vec<Sample> = answers.into_iter().flatten().collect();
+        let open: Vec<ChatRequest> = (0..OPEN_TIMES)
+            .flat_map(|_| open_questions())
+            .map(|messages| greedy(messages, OPEN_ANSWER))
+            .collect();
+        answers.extend(examination.samples(&endpoint, &open, 1)?.into_iter().flatten());
         let sampled = not_greedy(&answers);
         if let Some((finding, _)) = &sampled {
             findings.push(finding.clone());
@@ -93,9 +105,12 @@ impl Check for Determinism {
                     .suggests("expected-nondeterminism", 3.0),
             );
         }
-        let seeds = self.seeds(examination, &questions)?;
-        let drawn = seeds.as_ref().map_or("a seed was not tried", |_| "one seed repeated");
+        let seeds = self.seeds(examination)?;
+        let repeated = seeds.as_ref().map_or("a seed was not tried", |_| "one seed repeated");
         findings.extend(seeds.flatten());
+        let draws = self.draws(examination)?;
+        findings.extend(unlike_stated(&draws));
+        let drawn = format!("{repeated}; {} draws at temperature 1", draws.draws());
         let interval = wilson(different.len() as u64, pairs as u64);
         Ok(Examined {
             findings,
@@ -111,19 +126,16 @@ impl Check for Determinism {
 
 impl Determinism {
     /// The same seed three times, hot. `None` without a question; `Some(None)`: the draws repeat.
-    fn seeds(
-        &self,
-        examination: &mut Examination<'_>,
-        questions: &[Vec<lucid_client::Message>],
-    ) -> Result<Option<Option<Finding>>, Skip> {
+    fn seeds(&self, examination: &mut Examination<'_>) -> Result<Option<Option<Finding>>, Skip> {
         let endpoint = examination.endpoint()?;
-        let Some(messages) = questions.first() else { return Ok(None) };
+        // An open question: one whose answer is certain repeats whatever the seed.
+        let Some(messages) = open_questions().into_iter().next() else { return Ok(None) };
         let request = ChatRequest {
             temperature: Some(HOT),
             // A server's own default may cut the tail that draws differ in.
             top_p: Some(1.0),
             seed: Some(examination.subject.seed % (1 << 31)),
-            ..greedy(messages.clone(), ANSWER)
+            ..greedy(messages, ANSWER)
         };
         let drawn: Vec<Sample> = examination
             .samples(&endpoint, &[request.clone(), request.clone(), request], 1)?
@@ -150,6 +162,60 @@ impl Determinism {
         .suggests("sampling-defaults", if examination.evidence.unstable { 1.0 } else { 7.0 });
         Ok(Some(Some(finding)))
     }
+}
+
+impl Determinism {
+    /// Open answers at temperature 1, held against the distributions that come with them.
+    fn draws(&self, examination: &mut Examination<'_>) -> Result<DrawTest, Skip> {
+        let endpoint = examination.endpoint()?;
+        let hot = |messages| ChatRequest {
+            temperature: Some(1.0),
+            top_p: Some(1.0),
+            ..greedy(messages, OPEN_ANSWER)
+        };
+        let requests: Vec<ChatRequest> = open_questions().into_iter().map(hot).collect();
+        let mut test = DrawTest::default();
+        for answer in examination.samples(&endpoint, &requests, 1)?.into_iter().flatten() {
+            for token in &answer.tokens {
+                if let Some((listed, drawn)) = partition(token) {
+                    test.observe(&listed, drawn);
+                }
+            }
+        }
+        Ok(test)
+    }
+}
+
+/// The likeliest candidates of a token's place, and which of them was drawn.
+///
+/// Servers list the drawn token whether or not it is among the likeliest: vLLM leaves out the last of them for it. One fewer than were
+/// asked for are the same whatever was drawn, and that is what the bet needs.
+fn partition(token: &SampleToken) -> Option<(Vec<f64>, Option<usize>)> {
+    let mut listed: Vec<&(TokenName, f64)> = token.top.iter().collect();
+    listed.sort_by(|a, b| b.1.total_cmp(&a.1));
+    listed.truncate(TOP as usize - 1);
+    let drawn = listed.iter().position(|(name, _)| *name == token.name);
+    (!listed.is_empty()).then(|| (listed.iter().map(|(_, logprob)| *logprob).collect(), drawn))
+}
+
+/// Draws that the stated distributions don't give.
+fn unlike_stated(draws: &DrawTest) -> Option<Finding> {
+    (draws.odds() >= ODDS).then(|| {
+        Finding::new(
+            "endpoint.determinism",
+            "draws-unlike-stated",
+            Severity::Error,
+            "Answers at temperature 1 are not drawn from the distributions that come with them",
+        )
+        .detail(format!(
+            "After {} tokens the odds are {:.1e} to 1 against it; a temperature of about {} would explain them. The server samples with settings of its own.",
+            draws.draws(),
+            draws.odds(),
+            draws.likeliest()
+        ))
+        .confidence(0.99)
+        .suggests("sampling-defaults", 8.0)
+    })
 }
 
 /// Greedy answers in which tokens stand that are not the likeliest.
@@ -201,4 +267,28 @@ fn unstable(different: &[(usize, usize, Alike)], pairs: usize) -> Finding {
         );
     }
     finding
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A token as vLLM lists it: the drawn one first, then the likeliest, four in all.
+    fn token(drawn: &str, top: &[(&str, f64)]) -> SampleToken {
+        let name = |text: &str| TokenName::Text(text.to_owned());
+        SampleToken {
+            name: name(drawn),
+            logprob: -1.0,
+            top: top.iter().map(|(text, logprob)| (name(text), *logprob)).collect(),
+        }
+    }
+
+    #[test]
+    fn what_is_listed_does_not_depend_on_what_was_drawn() {
+        let likely = token("b", &[("b", -2.0), ("a", -1.0), ("c", -2.5), ("d", -3.0)]);
+        assert_eq!(partition(&likely), Some((vec![-1.0, -2.0, -2.5], Some(1))));
+        let unlikely = token("z", &[("z", -6.0), ("a", -1.0), ("b", -2.0), ("c", -2.5)]);
+        assert_eq!(partition(&unlikely), Some((vec![-1.0, -2.0, -2.5], None)));
+        assert_eq!(partition(&token("d", &[])), None);
+    }
 }

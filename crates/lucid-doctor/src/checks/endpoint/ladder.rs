@@ -1,6 +1,6 @@
 //! The ladder: can the model that answers still do simple things?
 
-use lucid_client::{ChatRequest, Endpoint};
+use lucid_client::{ChatRequest, Endpoint, Message};
 
 use super::soak::blamed_by_words;
 use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
@@ -21,6 +21,9 @@ const SECOND_BUDGET: u32 = 2_048;
 const LEAST: u64 = 3;
 /// Tokens for an answer once one didn't end within the second budget and none was right: it shows garble as well.
 const SHORT_BUDGET: u32 = 192;
+/// Tokens and number of the short answers that tell a slow server from one that stalls.
+const SHORT_ANSWER: u32 = 8;
+const SHORT_ANSWERS: usize = 3;
 /// After so many answers of which none was right, the harder rungs are not climbed: they would only cost.
 const HOPELESS: u64 = 6;
 
@@ -101,8 +104,8 @@ impl Climb {
             unjudged: 0,
             note: None,
         };
-        if examination.evidence.timeouts >= 2 {
-            score.note = Some("the server stalls: earlier answers did not come to an end".to_owned());
+        if let Some(reason) = examination.out_of_patience() {
+            score.note = Some(reason);
             return score;
         }
         let long = rung.needle_sentences.unwrap_or(0) > 200;
@@ -124,7 +127,7 @@ impl Climb {
         let attempts = if long { 1 } else { examination.subject.depth.attempts() };
         let (mut passed, mut trials) = (0, 0);
         for question in questions(rung, &ladder().haystack, attempts, examination.subject.seed) {
-            if examination.evidence.timeouts >= 2 {
+            if examination.out_of_patience().is_some() {
                 break;
             }
             match self.ask(examination, endpoint, rung, &question) {
@@ -242,9 +245,9 @@ impl Climb {
         match outcome {
             Ok(answer) => Ok(Answer::new(&answer, number, max_tokens)),
             Err(error) => {
-                // One answer that was late may be a busy server's; two are a pattern.
-                let late =
-                    matches!(error, lucid_client::Error::Timeout { .. }) && examination.evidence.timeouts < 2;
+                // One answer that was late may be a busy server's. Two are a pattern, unless short ones come.
+                let late = matches!(error, lucid_client::Error::Timeout { .. })
+                    && (examination.evidence.timeouts < 2 || is_slow(examination, endpoint));
                 if !late && self.findings.iter().all(|finding| !finding.id.ends_with("/requests-failed")) {
                     let finding = Finding::new(
                         "endpoint.ladder",
@@ -266,6 +269,32 @@ impl Climb {
             }
         }
     }
+}
+
+/// After two answers that were late: whether short ones come. Then the server is slow, or the limit is short, and what could not be
+/// waited for is no fault. A server that stalls does so on some of its short answers too.
+fn is_slow(examination: &mut Examination<'_>, endpoint: &Endpoint) -> bool {
+    if examination.evidence.slow {
+        return false;
+    }
+    let request = ChatRequest {
+        max_tokens: Some(SHORT_ANSWER),
+        temperature: Some(0.0),
+        ..ChatRequest::new(vec![Message::user("What is the capital of France? Answer in one sentence.")])
+    };
+    for _ in 0..SHORT_ANSWERS {
+        if let (_, Err(lucid_client::Error::Timeout { .. })) = examination.chat(endpoint, &request) {
+            return false;
+        }
+    }
+    let limit = examination.subject.timeout.as_secs();
+    examination.evidence.obstacles.push(format!(
+        "some answers took longer than {limit} s while short ones came: the server is slow, or the limit is short"
+    ));
+    // Once: a server that is late again stalls.
+    examination.evidence.slow = true;
+    examination.evidence.timeouts = 0;
+    true
 }
 
 enum Outcome {

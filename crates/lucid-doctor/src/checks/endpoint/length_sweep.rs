@@ -7,7 +7,7 @@
 
 use super::requests::{Needle, greedy, needle_prompt};
 use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
-use crate::evidence::{Examination, Observation, Observed, compare};
+use crate::evidence::{Examination, FEW_BEYOND, Observation, Observed, PromptScore, compare};
 use crate::report::html::nats;
 use crate::report::{Finding, ProbeTable, ProofKind, Severity};
 use crate::statistics::Random;
@@ -49,13 +49,19 @@ struct Trial {
     found: bool,
     /// Divergence from the reference, where it was compared.
     kl: Option<f64>,
+    /// Share of the answer's tokens beyond rounding, if the server declares an arithmetic that the reference has.
+    beyond: Option<f64>,
     exchange: usize,
     text: String,
 }
 
 impl Trial {
     fn is_wrong(&self) -> bool {
-        self.kl.map_or(!self.found, |kl| kl > WRONG)
+        match (self.beyond, self.kl) {
+            (Some(beyond), _) => beyond > FEW_BEYOND,
+            (None, Some(kl)) => kl > WRONG,
+            (None, None) => !self.found,
+        }
     }
 }
 
@@ -73,7 +79,7 @@ impl Check for LengthSweep {
     }
 
     fn cost(&self) -> TypicalCost {
-        TypicalCost { requests: 10, tokens: 4_500 }
+        TypicalCost { requests: 10, tokens: 5_000 }
     }
 
     fn run(&self, examination: &mut Examination<'_>) -> Result<Examined, Skip> {
@@ -125,12 +131,14 @@ impl Sweep {
         let before = sentences / 2;
         let needle = needle_prompt(before, sentences - before, &mut self.random);
         let sample = examination.sample(&endpoint, &greedy(needle.messages.clone(), ANSWER))?;
-        let kl = against_reference(examination, &needle, &sample);
+        let score = against_reference(examination, &needle, &sample);
+        let exact = examination.evidence.claim.is_some();
         let tokens = if sample.prompt_tokens > 0 { sample.prompt_tokens as usize } else { length };
         self.trials.push(Trial {
             tokens,
             found: sample.text.contains(&needle.secret),
-            kl,
+            kl: score.as_ref().map(PromptScore::mean_kl),
+            beyond: score.filter(|_| exact).map(|score| score.beyond()),
             exchange: sample.exchange,
             text: sample.text,
         });
@@ -162,7 +170,7 @@ fn against_reference(
     examination: &Examination<'_>,
     needle: &Needle,
     sample: &crate::evidence::Sample,
-) -> Option<f64> {
+) -> Option<PromptScore> {
     let reference = examination.reference.as_ref()?;
     let prompt = reference.prompt(&needle.messages).ok()?;
     // Another template would be another prompt: that is `reference.prompt-tokens`' to find.
@@ -186,8 +194,8 @@ fn against_reference(
     if observed.observations.is_empty() {
         return None;
     }
-    let mut scorer = reference.scorer().ok()?;
-    compare(&mut scorer, &observed).ok().map(|score| score.mean_kl())
+    let mut scorer = reference.scorer_as(examination.evidence.claim).ok()?;
+    compare(&mut scorer, &observed).ok()
 }
 
 /// The longest right prompt below the shortest wrong one; `None` if the wrong ones are not all longer than the right ones, up to
@@ -213,6 +221,9 @@ fn apart(trials: &[Trial]) -> bool {
         let (sum, count) = of.fold((0.0, 0), |(sum, count), kl| (sum + kl, count + 1));
         (count > 0).then(|| sum / f64::from(count))
     };
+    if trials.iter().all(|trial| trial.beyond.is_some()) {
+        return true;
+    }
     match (mean(true), mean(false)) {
         (Some(wrong), Some(right)) => wrong >= APART * right,
         _ => true,
@@ -274,7 +285,14 @@ mod tests {
 
     fn trials(list: &[(usize, bool)]) -> Vec<Trial> {
         list.iter()
-            .map(|&(tokens, found)| Trial { tokens, found, kl: None, exchange: 1, text: String::new() })
+            .map(|&(tokens, found)| Trial {
+                tokens,
+                found,
+                kl: None,
+                beyond: None,
+                exchange: 1,
+                text: String::new(),
+            })
             .collect()
     }
 

@@ -1,9 +1,9 @@
 //! Does a server answer at all, and which?
 
-use lucid_client::{BaseUrl, Endpoint, EndpointOptions};
+use lucid_client::{BaseUrl, Dialect, Endpoint, EndpointOptions};
 
 use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
-use crate::evidence::Examination;
+use crate::evidence::{Claim, Examination};
 use crate::report::{Finding, ProofKind, Severity};
 
 pub(crate) struct Liveness;
@@ -22,7 +22,7 @@ impl Check for Liveness {
     }
 
     fn cost(&self) -> TypicalCost {
-        TypicalCost { requests: 3, tokens: 0 }
+        TypicalCost { requests: 4, tokens: 0 }
     }
 
     fn run(&self, examination: &mut Examination<'_>) -> Result<Examined, Skip> {
@@ -60,6 +60,10 @@ impl Check for Liveness {
                 });
             }
         };
+        if endpoint.dialect() == Dialect::Lucid {
+            let (_, declared) = examination.take(endpoint.server_info());
+            examination.evidence.claim = declared.ok().and_then(|info| Claim::of(&info));
+        }
         let info = endpoint.info().clone();
         let (number, health) = examination.take(endpoint.health());
         let mut findings = Vec::new();

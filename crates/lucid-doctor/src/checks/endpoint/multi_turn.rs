@@ -37,6 +37,7 @@ impl Check for MultiTurn {
 
     fn run(&self, examination: &mut Examination<'_>) -> Result<Examined, Skip> {
         let endpoint = examination.endpoint()?;
+        let exact = examination.evidence.claim.is_some();
         if !endpoint.dialect().capabilities().token_prompts {
             return Err(Skip(format!("{} takes no token ids as a prompt", endpoint.dialect().name())));
         }
@@ -47,6 +48,10 @@ impl Check for MultiTurn {
         );
         let (mut compared, mut different, mut refused) = (0, Vec::new(), None);
         for messages in conversations() {
+            if let Some(reason) = examination.out_of_patience() {
+                refused.get_or_insert(reason);
+                break;
+            }
             let reference =
                 examination.reference.as_ref().ok_or_else(|| "the checkpoint can't be read".to_owned())?;
             let prompt = reference.prompt(&messages)?;
@@ -65,7 +70,7 @@ impl Check for MultiTurn {
                 refused.get_or_insert("the server tells no log-probabilities".to_owned());
                 continue;
             }
-            let alike = rendered.compare(&raw);
+            let alike = rendered.compare(&raw, exact);
             let turns = messages.iter().filter(|message| message.role == "user").count();
             table.row(&[&turns, &format!("{} and {}", rendered.prompt_tokens, prompt.len()), &alike.word()]);
             compared += 1;

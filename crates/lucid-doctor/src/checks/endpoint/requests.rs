@@ -7,7 +7,7 @@ use crate::ladder::{hay, needle, questions, secret};
 use crate::statistics::Random;
 
 /// Candidates beside each token: enough to see who was close.
-const TOP: u32 = 4;
+pub(super) const TOP: u32 = 4;
 
 /// A greedy request with log-probabilities.
 pub(super) fn greedy(messages: Vec<Message>, max_tokens: u32) -> ChatRequest {
@@ -31,6 +31,12 @@ pub(super) fn short_questions(seed: u64, count: usize) -> Vec<Vec<Message>> {
     Random::new(seed).shuffle(&mut all);
     all.truncate(count);
     all
+}
+
+/// Questions that have many answers: where a temperature, a seed or a penalty shows.
+pub(super) fn open_questions() -> Vec<Vec<Message>> {
+    let questions = ["Tell me a short story.", "Say something random.", "Make up a name."];
+    questions.map(|question| vec![Message::user(question)]).to_vec()
 }
 
 /// A text with a fresh secret, and the question for it.

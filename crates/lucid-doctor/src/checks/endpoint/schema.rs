@@ -31,9 +31,6 @@ impl Check for Schema {
 
     fn run(&self, examination: &mut Examination<'_>) -> Result<Examined, Skip> {
         let endpoint = examination.endpoint()?;
-        if examination.evidence.timeouts >= 2 {
-            return Err(Skip("the server stalls".to_owned()));
-        }
         let mut findings = Vec::new();
         let mut judged = 0;
         for (name, age) in [("Emma", 31), ("Peter", 28)] {

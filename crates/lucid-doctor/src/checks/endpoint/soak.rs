@@ -56,6 +56,9 @@ impl Check for Soak {
         course.memory.extend(memory(examination, &endpoint));
         for number in 0..BLOCKS {
             examination.step(number, BLOCKS, "the same request, again");
+            if let Some(reason) = examination.out_of_patience() {
+                return Err(Skip(reason));
+            }
             course.block(examination, &endpoint, &request, size)?;
             course.memory.extend(memory(examination, &endpoint));
         }
@@ -122,8 +125,8 @@ impl Course {
                 }
                 Err(error) => {
                     self.failures += 1;
-                    if examination.evidence.timeouts >= 2 {
-                        return Err(Skip(format!("the server stalls: {error}")));
+                    if let Some(reason) = examination.out_of_patience() {
+                        return Err(Skip(format!("{reason}: {error}")));
                     }
                     if self.failures >= 3 {
                         return Ok(());

@@ -155,8 +155,8 @@ fn ask(
     task: &Task,
     streamed: bool,
 ) -> Result<(usize, Vec<ToolCall>, String), String> {
-    if examination.evidence.timeouts >= 2 {
-        return Err("the server stalls".to_owned());
+    if let Some(reason) = examination.out_of_patience() {
+        return Err(reason);
     }
     let mut extra = Map::new();
     extra.insert("tools".to_owned(), declared());

@@ -2,6 +2,7 @@
 
 mod hypotheses;
 mod logprobs;
+mod places;
 mod prompt_tokens;
 
 pub(super) use hypotheses::Hypotheses;

@@ -1,12 +1,13 @@
 //! Which hypothesis do the numbers fit?
 
 use super::super::logprobs::{HIGH, LOW, SCALE};
+use crate::evidence::{FEW_BEYOND, PromptScore};
 
 /// Share of a large divergence that a fitting hypothesis explains at least.
 const EXPLAINED: f64 = 0.8;
 /// Share that the nearest one explains at least, if it is to be evidence, and share of a small divergence: the rest of that
 /// is rounding.
-const EXPLAINED_PARTLY: f64 = 0.5;
+pub(super) const EXPLAINED_PARTLY: f64 = 0.5;
 /// How much farther the next one must be from the server.
 const CLEARLY: f64 = 1.5;
 /// Odds against "the server is as often nearer to the right model" at which a small effect counts: error rate 1 %, by the
@@ -16,6 +17,28 @@ const ODDS: f64 = 100.0;
 const SEEN: f64 = 1e-4;
 /// Divergences below this are the rounding of f32 and mean nothing (Lucid's own server: 1.6e-8 on the canary).
 pub(super) const ROUNDING: f64 = 1e-6;
+
+/// How far each recorded answer is from a model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Distances {
+    /// Mean divergence, nats a token.
+    pub(super) kl: Vec<f64>,
+    /// Share of the positions that are beyond f32's rounding.
+    pub(super) beyond: Vec<f64>,
+}
+
+impl Distances {
+    pub(super) fn of<'a>(scores: impl Iterator<Item = &'a PromptScore>) -> Distances {
+        let mut distances = Distances::default();
+        scores.for_each(|score| distances.push(score.mean_kl(), score.beyond()));
+        distances
+    }
+
+    pub(super) fn push(&mut self, kl: f64, beyond: f64) {
+        self.kl.push(kl);
+        self.beyond.push(beyond);
+    }
+}
 
 /// How a hypothesis did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,31 +64,57 @@ impl Fit {
     }
 }
 
-/// Judges every hypothesis. `right` and each of `trials` hold the divergence of each recorded answer, from the right model and
-/// from the hypothesis, in nats a token; a trial that was given up early has fewer.
-pub(super) fn judge(right: &[f64], trials: &[Vec<f64>], different: bool) -> Vec<Fit> {
-    let mut fits: Vec<Fit> = trials.iter().map(|trial| alone(right, trial, different)).collect();
-    let distance = |i: usize| mean(&trials[i]);
-    let whole = |i: &usize| trials[*i].len() == right.len();
+/// Judges every hypothesis. `right` and each of `trials` hold the distances of each recorded answer, from the right model and
+/// from the hypothesis; a trial that was given up early has fewer. `causes` are the trials' own. `claimed`: the server declares an
+/// arithmetic that reference and hypotheses have as well.
+pub(super) fn judge(
+    right: &Distances,
+    trials: &[Distances],
+    causes: &[Option<&str>],
+    different: bool,
+    claimed: bool,
+) -> Vec<Fit> {
+    let mut fits: Vec<Fit> = trials.iter().map(|trial| alone(&right.kl, &trial.kl, different)).collect();
+    let distance = |i: usize| mean(&trials[i].kl);
+    let whole = |i: &usize| trials[*i].kl.len() == right.kl.len();
+    // To the rounding, on every answer: nothing that is merely near comes up to that.
+    let exact = |i: &usize| claimed && whole(i) && reproduces(right, &trials[*i]);
+    if (0..trials.len()).any(|i| exact(&i)) {
+        for (i, fit) in fits.iter_mut().enumerate() {
+            *fit = match *fit {
+                _ if exact(&i) => Fit::Fits,
+                Fit::Fits => Fit::Unclear,
+                other => other,
+            };
+        }
+        return fits;
+    }
     let mut order: Vec<usize> = (0..trials.len()).filter(whole).collect();
     order.sort_by(|a, b| distance(*a).total_cmp(&distance(*b)));
     let Some(&best) = order.first() else { return fits };
-    let clear =
-        |of: usize| order.get(1).is_none_or(|&next| distance(next) >= CLEARLY * distance(of).max(ROUNDING));
+    // The same mistake in another strength, or in one layer, is no rival.
+    let rival = order.iter().skip(1).find(|&&i| causes.get(i) != causes.get(best));
+    let clear = rival.is_none_or(|&next| distance(next) >= CLEARLY * distance(best).max(ROUNDING));
     // Mistakes that do nearly the same fit together: only the nearest is the answer.
     for (i, fit) in fits.iter_mut().enumerate() {
         if *fit == Fit::Fits && i != best && distance(i) > CLEARLY * distance(best) {
             *fit = Fit::Unclear;
         }
     }
-    let near = distance(best) <= (1.0 - EXPLAINED_PARTLY) * mean(right);
+    let near = distance(best) <= (1.0 - EXPLAINED_PARTLY) * mean(&right.kl);
     // One prompt may make a mean; a mistake that is there shows in most.
-    let nearer = right.iter().zip(&trials[best]).filter(|(right, trial)| trial < right).count();
-    let seen = (different || mean(right) >= SEEN) && 4 * nearer >= 3 * right.len();
-    if seen && near && fits[best] != Fit::Fits && clear(best) {
+    let nearer = right.kl.iter().zip(&trials[best].kl).filter(|(right, trial)| trial < right).count();
+    let seen = (different || mean(&right.kl) >= SEEN) && 4 * nearer >= 3 * right.kl.len();
+    if seen && near && fits[best] != Fit::Fits && clear {
         fits[best] = Fit::Nearest;
     }
     fits
+}
+
+/// Whether the answers are beyond rounding from the right model, and within it from this one.
+pub(super) fn reproduces(right: &Distances, trial: &Distances) -> bool {
+    let (right, trial) = (mean(&right.beyond), mean(&trial.beyond));
+    trial <= FEW_BEYOND && trial <= right / 4.0
 }
 
 fn alone(right: &[f64], trial: &[f64], different: bool) -> Fit {
@@ -91,9 +140,13 @@ fn alone(right: &[f64], trial: &[f64], different: bool) -> Fit {
 }
 
 /// Whether the first answers already exclude it: then the others need not be computed.
-pub(super) fn is_hopeless(right: &[f64], trial: &[f64], different: bool) -> bool {
-    let right = &right[..trial.len().min(right.len())];
-    let (right, trial) = (mean(right), mean(trial));
+pub(super) fn is_hopeless(right: &Distances, trial: &Distances, different: bool, claimed: bool) -> bool {
+    // What reproduces even one answer to the rounding deserves the others.
+    if claimed && trial.beyond.iter().any(|beyond| *beyond <= 0.5) {
+        return false;
+    }
+    let right = &right.kl[..trial.kl.len().min(right.kl.len())];
+    let (right, trial) = (mean(right), mean(&trial.kl));
     if different {
         trial > 0.7 * right && trial > LOW * SCALE
     } else {
@@ -110,8 +163,17 @@ pub(super) fn mean(values: &[f64]) -> f64 {
 mod tests {
     use super::*;
 
+    /// Answers of a server that declares nothing.
+    fn only_kl(kl: &[f64]) -> Distances {
+        Distances { kl: kl.to_vec(), beyond: vec![1.0; kl.len()] }
+    }
+
     fn one(right: &[f64], trial: &[f64], different: bool) -> Fit {
-        judge(right, &[trial.to_vec()], different)[0]
+        judge(&only_kl(right), &[only_kl(trial)], &[Some("a")], different, false)[0]
+    }
+
+    fn hopeless(right: &[f64], trial: &[f64], different: bool) -> bool {
+        is_hopeless(&only_kl(right), &only_kl(trial), different, false)
     }
 
     #[test]
@@ -124,10 +186,29 @@ mod tests {
 
     #[test]
     fn only_the_nearest_is_the_answer() {
-        let trials = [vec![1e-4; 4], vec![2e-3; 4], vec![0.3; 4]];
-        assert_eq!(judge(&[0.25; 4], &trials, true), [Fit::Fits, Fit::Unclear, Fit::Excluded]);
-        let tied = [vec![0.05; 4], vec![0.06; 4]];
-        assert_eq!(judge(&[0.25; 4], &tied, true), [Fit::Unclear, Fit::Unclear], "two are as near");
+        let judged = |trials: &[&[f64]], causes: &[Option<&str>]| {
+            let trials: Vec<Distances> = trials.iter().map(|kl| only_kl(kl)).collect();
+            judge(&only_kl(&[0.25; 4]), &trials, causes, true, false)
+        };
+        let fits = judged(&[&[1e-4; 4], &[2e-3; 4], &[0.3; 4]], &[Some("a"), Some("b"), Some("c")]);
+        assert_eq!(fits, [Fit::Fits, Fit::Unclear, Fit::Excluded]);
+        let tied: [&[f64]; 2] = [&[0.05; 4], &[0.06; 4]];
+        assert_eq!(judged(&tied, &[Some("a"), Some("b")]), [Fit::Unclear; 2], "two are as near");
+        assert_eq!(judged(&tied, &[Some("a"); 2]), [Fit::Nearest, Fit::Unclear], "two strengths of one");
+    }
+
+    #[test]
+    fn a_declared_arithmetic_is_reproduced_or_not() {
+        let distances = |kl: f64, beyond: f64| Distances { kl: vec![kl; 4], beyond: vec![beyond; 4] };
+        let judged = |trials: &[Distances], different| {
+            judge(&distances(2e-6, 0.9), trials, &vec![Some("a"); trials.len()], different, true)
+        };
+        assert_eq!(judged(&[distances(1e-9, 0.0)], false), [Fit::Fits], "below what any divergence shows");
+        assert_eq!(judged(&[distances(1e-6, 0.8)], false), [Fit::Unclear]);
+        assert_eq!(judged(&[distances(1e-9, 0.0), distances(1e-4, 0.9)], true)[0], Fit::Fits);
+        let half = Distances { kl: vec![1e-9, 1e-3], beyond: vec![0.0, 1.0] };
+        assert!(!is_hopeless(&distances(2e-6, 0.9), &half, false, true), "one answer is reproduced");
+        assert!(is_hopeless(&distances(2e-6, 0.9), &distances(1e-3, 0.9), false, true));
     }
 
     #[test]
@@ -147,11 +228,11 @@ mod tests {
 
     #[test]
     fn what_was_given_up_is_excluded() {
-        assert!(is_hopeless(&[0.25; 8], &[0.3, 0.2], true));
-        assert!(!is_hopeless(&[0.25; 8], &[0.1, 0.1], true));
-        assert!(is_hopeless(&[1e-5; 8], &[0.3, 0.2], false));
-        assert!(is_hopeless(&[1e-5; 8], &[3e-5, 3e-5], false), "on no prompt nearer");
-        assert!(!is_hopeless(&[1e-5; 8], &[1.5e-5, 1e-6], false));
+        assert!(hopeless(&[0.25; 8], &[0.3, 0.2], true));
+        assert!(!hopeless(&[0.25; 8], &[0.1, 0.1], true));
+        assert!(hopeless(&[1e-5; 8], &[0.3, 0.2], false));
+        assert!(hopeless(&[1e-5; 8], &[3e-5, 3e-5], false), "on no prompt nearer");
+        assert!(!hopeless(&[1e-5; 8], &[1.5e-5, 1e-6], false));
         assert_eq!(one(&[0.25; 8], &[0.3, 0.2], true), Fit::Excluded);
     }
 }

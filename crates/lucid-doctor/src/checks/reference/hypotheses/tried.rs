@@ -1,0 +1,210 @@
+//! Hypotheses with the distances under them, and what they say together.
+
+use std::time::Instant;
+
+use super::SCREENED;
+use super::candidates::Hypothesis;
+use super::fit::{Distances, Fit, is_hopeless, judge, mean, reproduces};
+use crate::evidence::{Examination, compare};
+use crate::report::html::nats;
+use crate::report::{Finding, ProofKind, Severity};
+
+/// Hypotheses with the distances under them.
+pub(super) struct Tried {
+    pub(super) right: Distances,
+    /// The server is far from the right model.
+    different: bool,
+    /// The server is held to a declared arithmetic.
+    claimed: bool,
+    hypotheses: Vec<Hypothesis>,
+    distances: Vec<Distances>,
+    pub(super) left_out: usize,
+}
+
+impl Tried {
+    pub(super) fn new(right: Distances, different: bool, claimed: bool) -> Tried {
+        Tried { right, different, claimed, hypotheses: Vec::new(), distances: Vec::new(), left_out: 0 }
+    }
+
+    /// Re-scores the recorded answers. A hypothesis that can't be made on this checkpoint (no NVFP4 weights, for one) is not
+    /// tried. A mistaken model whose logits are not finite is as far away as can be.
+    pub(super) fn add(
+        &mut self,
+        examination: &mut Examination<'_>,
+        hypothesis: Hypothesis,
+        deadline: Instant,
+    ) -> Result<(), String> {
+        if Instant::now() > deadline {
+            self.left_out += 1;
+            return Ok(());
+        }
+        examination.step(self.hypotheses.len(), self.hypotheses.len() + 1, &hypothesis.name);
+        let reference = examination.reference.as_ref().ok_or("the checkpoint can't be read")?;
+        let Ok(mut scorer) = reference.scorer_with(&hypothesis.semantics) else { return Ok(()) };
+        let mut distances = Distances::default();
+        for (observed, _) in examination.evidence.observed.iter().take(self.right.kl.len()) {
+            match compare(&mut scorer, observed) {
+                Ok(score) => distances.push(score.mean_kl(), score.beyond()),
+                Err(_) => distances.push(1.0, 1.0),
+            }
+            let screened = distances.kl.len() == SCREENED;
+            if screened && is_hopeless(&self.right, &distances, self.different, self.claimed) {
+                break;
+            }
+        }
+        self.hypotheses.push(hypothesis);
+        self.distances.push(distances);
+        Ok(())
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.hypotheses.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.hypotheses.is_empty()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Hypothesis, &Distances)> {
+        self.hypotheses.iter().zip(&self.distances)
+    }
+
+    pub(super) fn fits(&self) -> Vec<Fit> {
+        let causes: Vec<Option<&str>> = self.hypotheses.iter().map(|hypothesis| hypothesis.cause).collect();
+        judge(&self.right, &self.distances, &causes, self.different, self.claimed)
+    }
+
+    pub(super) fn is_explained(&self) -> bool {
+        self.fits().contains(&Fit::Fits)
+    }
+
+    /// Whether the last one reproduces every answer to the rounding.
+    pub(super) fn is_reproduced(&self) -> bool {
+        let last = self.distances.last();
+        last.is_some_and(|last| last.kl.len() == self.right.kl.len() && reproduces(&self.right, last))
+    }
+
+    /// Whether a mistake fits.
+    pub(super) fn is_mistaken(&self, fits: &[Fit]) -> bool {
+        self.hypotheses
+            .iter()
+            .zip(fits)
+            .any(|(hypothesis, fit)| hypothesis.cause.is_some() && *fit == Fit::Fits)
+    }
+
+    /// `right` is the distance from the right model, nats a token. `unexplained`: farther than honest servers are, everywhere.
+    pub(super) fn findings(&self, check: &str, fits: &[Fit], right: f64, unexplained: bool) -> Vec<Finding> {
+        let mut findings: Vec<Finding> = self
+            .iter()
+            .zip(fits)
+            .filter_map(|((hypothesis, distances), fit)| {
+                self.finding(check, hypothesis, mean(&distances.kl), *fit, right)
+            })
+            .collect();
+        if fits.iter().any(|fit| matches!(fit, Fit::Fits | Fit::Nearest)) {
+            return findings;
+        }
+        let names: Vec<&str> = self.hypotheses.iter().map(|hypothesis| hypothesis.name.as_str()).collect();
+        if self.different {
+            // Whatever is wrong, a difference this small leaves the model working: kernels that fail do more.
+            let mild = right < 0.15;
+            findings.push(
+                Finding::new(
+                    check,
+                    "unexplained",
+                    Severity::Info,
+                    "No known mistake explains the difference",
+                )
+                .detail(format!("Tried: {}. It is something else.", names.join(", ")))
+                // Mistakes that nobody has thought of look the same: no more than a hint.
+                .suggests("wrong-checkpoint", if mild { 2.5 } else { 1.5 })
+                .suggests("attention-kernel", if mild { 1.5 } else { 2.5 }),
+            );
+        } else if unexplained {
+            let title = "The server is near the checkpoint, but does not compute with these weights";
+            findings.push(
+                Finding::new(check, "other-weights", Severity::Error, title)
+                    .detail(format!(
+                        "{} nats a token: no honest arithmetic explains it (tried: {}). Weights that were quantized another time, or another revision, do.",
+                        nats(right),
+                        names.join(", ")
+                    ))
+                    .confidence(if self.claimed { 0.99 } else { 0.9 })
+                    // A mistake of the model that nobody has thought of looks the same.
+                    .suggests("wrong-checkpoint", 5.0)
+                    .suggests("quantization-loader", 2.0),
+            );
+        }
+        findings
+    }
+
+    fn finding(
+        &self,
+        check: &str,
+        hypothesis: &Hypothesis,
+        distance: f64,
+        fit: Fit,
+        right: f64,
+    ) -> Option<Finding> {
+        let numbers = format!(
+            "{} nats a token from a model with it, {} from the right one",
+            nats(distance),
+            nats(right)
+        );
+        let named = |slug: &str, severity, title: String| {
+            Finding::new(check, &format!("{}-{slug}", hypothesis.name), severity, title)
+                .confidence(0.99)
+                .proof(ProofKind::Number, hypothesis.name.clone(), numbers.clone())
+        };
+        let title = &hypothesis.title;
+        Some(match (fit, hypothesis.cause) {
+            (Fit::Fits, Some(cause)) => named(
+                "fits",
+                Severity::Error,
+                format!("The known mistake `{}` reproduces what the server says: {title}", hypothesis.name),
+            )
+            .suggests(cause, 12.0)
+            // What the mistake explains, lengths and caches need not: positions that are wrong look like a threshold.
+            .suggests("size-threshold", -8.0)
+            .suggests("kv-cache-scales", -4.0),
+            (Fit::Nearest, Some(cause)) => named(
+                "nearest",
+                Severity::Warning,
+                format!(
+                    "The known mistake `{}` comes nearest to what the server says: {title}",
+                    hypothesis.name
+                ),
+            )
+            .confidence(0.8)
+            .suggests(cause, 5.0),
+            (Fit::Fits | Fit::Nearest, None) if self.different => named(
+                "fits",
+                Severity::Warning,
+                format!("The server computes with another arithmetic: {title}"),
+            )
+            .suggests("wrong-flags", 6.0),
+            (Fit::Fits | Fit::Nearest, None) => named(
+                "fits",
+                Severity::Info,
+                format!("The server computes with an honest arithmetic: {title}"),
+            ),
+            (Fit::Excluded, Some(cause)) => {
+                let finding = named(
+                    "excluded",
+                    Severity::Info,
+                    format!("The known mistake `{}` does not explain it", hypothesis.name),
+                );
+                if self.is_cause_excluded(cause) { finding.suggests(cause, -3.0) } else { finding }
+            }
+            _ => return None,
+        })
+    }
+
+    /// Whether all mistakes of a cause were given up early or are far: then it is out, as far as we know its ways.
+    fn is_cause_excluded(&self, cause: &str) -> bool {
+        let complete = self.distances.iter().map(|distances| distances.kl.len()).max().unwrap_or(0);
+        self.iter()
+            .filter(|(hypothesis, _)| hypothesis.cause == Some(cause))
+            .all(|(_, distances)| distances.kl.len() < complete)
+    }
+}
