@@ -1,4 +1,4 @@
-//! Reads a site-packages folder and says what it found: `cargo run -p lucid-code-audit --example audit -- SITE_PACKAGES`.
+//! Reads a site-packages folder and says what it found: `cargo run -p lucid-code-audit --example audit_code -- SITE_PACKAGES`.
 #![allow(clippy::print_stdout)]
 
 use std::path::{Path, PathBuf};
