@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use lucid_engine::Device;
 
-/// Serves DeepSeek-V3-family models (Kimi-K2, DeepSeek-V3), and proves that what is being served is the model.
+/// Serves DeepSeek-V3-family models (Kimi-K2, DeepSeek-V3, GLM-5), and proves that what is being served is the model.
 ///
 /// Exit codes: 0 healthy or done, 1 findings, 2 could not decide or could not run.
 #[derive(Parser)]

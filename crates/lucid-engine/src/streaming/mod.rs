@@ -51,7 +51,7 @@ pub struct StreamingOptions {
 pub struct Progress {
     /// Batch, from 1, and how many there are.
     pub batch: (usize, usize),
-    /// Layer, from 1, and how many there are; beyond them comes the output matrix.
+    /// Layer, from 1, and how many there are; 0 after a batch's output matrix.
     pub layer: (usize, usize),
     /// Bytes of weights that were read, in all runs together.
     pub bytes_read: u64,

@@ -108,9 +108,12 @@ pub fn run(arguments: &Reference) -> Result<ExitCode> {
     let peak = resident()
         .map_or_else(String::new, |(_, peak)| format!(", {} at the most in memory", gigabytes(peak)));
     anstream::eprintln!(
-        "{} {count} tokens of {} texts in {} ({seconds:.1} s, {} read{peak})",
+        "{} {count} tokens of {} in {} ({seconds:.1} s, {} read{peak})",
         style::good("recorded"),
-        record.passages.len(),
+        match record.passages.len() {
+            1 => "1 text".to_owned(),
+            texts => format!("{texts} texts"),
+        },
         style::name(arguments.output.display()),
         gigabytes(bytes_read)
     );
@@ -138,12 +141,12 @@ fn show(line: &mut ProgressLine, progress: &Progress) {
     let rate = done as f64 / progress.seconds.max(1e-9);
     let left = of.saturating_sub(done) as f64 / rate.max(1.0);
     let memory = resident().map_or_else(String::new, |(now, _)| format!(", {} in memory", gigabytes(now)));
+    let place = match progress.layer {
+        (0, _) => "output matrix".to_owned(),
+        (layer, layers) => format!("layer {layer}/{layers}, batch {}/{}", progress.batch.0, progress.batch.1),
+    };
     let text = format!(
-        "layer {}/{}, batch {}/{}: {} of {}, {}/s, {} left{memory}",
-        progress.layer.0,
-        progress.layer.1,
-        progress.batch.0,
-        progress.batch.1,
+        "{place}: {} of {}, {}/s, {} left{memory}",
         gigabytes(done),
         gigabytes(of),
         gigabytes(rate as u64),
