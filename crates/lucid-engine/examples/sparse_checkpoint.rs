@@ -15,7 +15,10 @@ use std::path::PathBuf;
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let folder = PathBuf::from(arguments.next().expect("a folder to write to"));
+    let Some(folder) = arguments.next().map(PathBuf::from) else {
+        println!("sparse_checkpoint FOLDER [LAYERS]: a folder to write to is missing");
+        std::process::exit(2);
+    };
     let mut config: serde_json::Value =
         serde_json::from_str(include_str!("../tests/sparse_checkpoint/kimi-k2.5-nvfp4.json")).unwrap();
     if let Some(layers) = arguments.next() {

@@ -2,8 +2,8 @@
 
 use super::driver::{Address, Buffer, Gpu, launch};
 use super::kernels::{
-    DOWN_SHARED, EXPERTS_WIDE_SHARED, ExpertKernels, GATE_UP_SHARED, Kernels, Order, PREFILL_SHARED,
-    PREFILL_VECTORS, Pair, VisitsArgs,
+    DOWN_SHARED, EXPERTS_WIDE_SHARED, ExpertKernels, GATE_UP_SHARED, GateUpAndDown, Kernels, Order,
+    PREFILL_SHARED, PREFILL_VECTORS, VisitsArgs,
 };
 use super::matmul::{Product, multiply};
 use super::router::Routes;
@@ -152,7 +152,7 @@ impl Pass {
     }
 
     /// The kernels for it, and what it becomes where the layout has none.
-    fn kernels(self, of: &ExpertKernels) -> (Pass, Pair) {
+    fn kernels(self, of: &ExpertKernels) -> (Pass, GateUpAndDown) {
         match (self, of.wide) {
             (Pass::Wide, Some(wide)) => (Pass::Wide, wide),
             (Pass::Many | Pass::Wide, _) => (Pass::Many, of.many),

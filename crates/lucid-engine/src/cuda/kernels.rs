@@ -99,7 +99,7 @@ unsafe impl Send for Kernels {}
 
 /// A kernel for gate and up, and the one for down.
 #[derive(Clone, Copy)]
-pub struct Pair {
+pub struct GateUpAndDown {
     /// `activated = silu(gate · x) ⊙ (up · x)`
     pub gate_up: CUfunction,
     /// `down · activated`
@@ -109,19 +109,19 @@ pub struct Pair {
 /// The experts' kernels for weights of one form; which is for what, says `experts::Pass`.
 pub struct ExpertKernels {
     /// Passes of 8 columns.
-    pub narrow: Pair,
+    pub narrow: GateUpAndDown,
     /// Of up to 24.
-    pub many: Pair,
+    pub many: GateUpAndDown,
     /// For large steps of decoding; bf16 weights have none, their tiles are too large.
-    pub wide: Option<Pair>,
+    pub wide: Option<GateUpAndDown>,
     /// For prompts.
-    pub prefill: Pair,
+    pub prefill: GateUpAndDown,
 }
 
 impl ExpertKernels {
     fn load(module: &Module, form: &str) -> Result<ExpertKernels, Error> {
         let pair = |variant: &str| {
-            Ok::<Pair, Error>(Pair {
+            Ok::<GateUpAndDown, Error>(GateUpAndDown {
                 gate_up: module.kernel(&format!("experts_gate_up_{form}_{variant}"))?,
                 down: module.kernel(&format!("experts_down_{form}_{variant}"))?,
             })

@@ -3,7 +3,7 @@ extern __shared__ __align__(128) u8 block_memory[];
 // The forms in which weights meet the tensor cores: each a struct that holds a thread's part of a tile of 16 rows by 128 columns
 // (see mma.cuh for the order), with
 //   BYTES   of a tile
-//   UNIT    what sums are multiplied with in the end, beside the matrix's global scale
+//   unit    what sums are multiplied with in the end, beside the matrix's global scale
 //   SCALED  whether sums of 32 columns are multiplied with a scale before they are added: where a scaled weight is no bf16 number
 //   load    from shared memory
 //   unpack  word `word` (columns 32 word to 32 word + 31) as operand A of two products, exact
