@@ -1,11 +1,13 @@
 //! Where a model's files are.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::{Bytes, Error};
 
-/// Where a model's files are: a folder, a GGUF file, or compiled into the binary (so that the built-in model needs no file at all).
+/// Where a model's files are: a folder, a GGUF file, compiled into the binary (so that the built-in model needs no file at all), or
+/// in memory.
 #[derive(Clone, Debug)]
 pub enum Files {
     /// A folder as Hugging Face lays it out. Files in folders below it are not looked at.
@@ -23,6 +25,13 @@ pub enum Files {
         name: &'static str,
         /// File names and contents.
         files: &'static [(&'static str, &'static [u8])],
+    },
+    /// Files in memory: made up, or received from somewhere. A GGUF model when there is no `config.json` and a `.gguf` file.
+    Memory {
+        /// The model's name, for messages.
+        name: String,
+        /// File names and contents.
+        files: BTreeMap<String, Bytes>,
     },
 }
 
@@ -62,7 +71,13 @@ impl Files {
     /// Whether this is a GGUF model.
     #[must_use]
     pub fn is_gguf(&self) -> bool {
-        matches!(self, Files::Gguf { .. })
+        match self {
+            Files::Gguf { .. } => true,
+            Files::Memory { files, .. } => {
+                !files.contains_key("config.json") && files.keys().any(|name| name.ends_with(GGUF))
+            }
+            Files::Folder(_) | Files::Bundled { .. } => false,
+        }
     }
 
     /// The names of all files, sorted. A name that is not Unicode is left out: no checkpoint file has one.
@@ -72,6 +87,7 @@ impl Files {
     pub fn names(&self) -> Result<Vec<String>, Error> {
         let mut names = match self {
             Files::Bundled { files, .. } => files.iter().map(|(name, _)| (*name).to_owned()).collect(),
+            Files::Memory { files, .. } => files.keys().cloned().collect(),
             // Not sorted by name: the order of the parts.
             Files::Gguf { parts, .. } => return Ok(parts.clone()),
             Files::Folder(folder) => {
@@ -105,6 +121,7 @@ impl Files {
             Files::Bundled { files, .. } => {
                 Ok(files.iter().find(|(n, _)| *n == name).map(|(_, bytes)| Bytes::from_static(bytes)))
             }
+            Files::Memory { files, .. } => Ok(files.get(name).cloned()),
             // Other files beside it belong to other models.
             Files::Gguf { parts, .. } if !parts.iter().any(|part| part == name) => Ok(None),
             Files::Folder(folder) | Files::Gguf { folder, .. } => {
@@ -120,6 +137,7 @@ impl Files {
         match self {
             Files::Folder(folder) | Files::Gguf { folder, .. } => folder.join(name).display().to_string(),
             Files::Bundled { name: model, .. } => format!("bundled {model}/{name}"),
+            Files::Memory { name: model, .. } => format!("{model}/{name}"),
         }
     }
 
@@ -132,6 +150,7 @@ impl Files {
                 folder.join(parts.first().map_or("", String::as_str)).display().to_string()
             }
             Files::Bundled { name, .. } => format!("bundled {name}"),
+            Files::Memory { name, .. } => name.clone(),
         }
     }
 }

@@ -55,6 +55,14 @@ pub(crate) fn read(location: &str, file: &Bytes) -> Result<Shard, Error> {
     let mut raw: RawHeader =
         serde_json::from_slice(header).map_err(|cause| damaged(format!("not the expected JSON: {cause}")))?;
 
+    let mut names: Vec<(&str, u64)> =
+        raw.0.iter().map(|(name, tensor)| (name.as_str(), tensor.data_offsets.0)).collect();
+    names.sort_unstable();
+    if let Some([(name, first), (_, second)]) = names.array_windows().find(|[a, b]| a.0 == b.0) {
+        return Err(damaged(format!(
+            "tensor {name} is described twice, at bytes {first} and {second} of the data"
+        )));
+    }
     // In the order of the file, so that overlaps and gaps are between neighbours.
     raw.0
         .sort_unstable_by(|(a_name, a), (b_name, b)| (a.data_offsets, a_name).cmp(&(b.data_offsets, b_name)));
@@ -71,7 +79,8 @@ pub(crate) fn read(location: &str, file: &Bytes) -> Result<Shard, Error> {
                 "tensor {name} begins at byte {begin} and ends before it, at {end}"
             )));
         }
-        check_size(&name, &dtype, &shape, end - begin).map_err(damaged)?;
+        check_size(&dtype, &shape, end - begin)
+            .map_err(|problem| damaged(format!("tensor {name} at byte {begin} of the data: {problem}")))?;
         if let Some((before, before_end)) = &previous
             && begin < *before_end
         {
@@ -97,22 +106,19 @@ pub(crate) fn read(location: &str, file: &Bytes) -> Result<Shard, Error> {
         });
     }
     entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-    if let Some([twice, _]) = entries.array_windows().find(|[a, b]| a.name == b.name) {
-        return Err(damaged(format!("tensor {} is described twice", twice.name)));
-    }
     Ok(Shard { entries, unused: data - used })
 }
 
 /// The shape and the type must give exactly the bytes that the tensor claims.
-fn check_size(name: &str, dtype: &Dtype, shape: &[usize], bytes: u64) -> Result<(), String> {
+fn check_size(dtype: &Dtype, shape: &[usize], bytes: u64) -> Result<(), String> {
     let elements = shape.iter().try_fold(1u64, |product, &dim| product.checked_mul(dim as u64));
     let Some(size) = dtype.size() else { return Ok(()) };
     match elements.and_then(|elements| elements.checked_mul(size)) {
         Some(expected) if expected == bytes => Ok(()),
         Some(expected) => Err(format!(
-            "tensor {name} of type {dtype} and shape {shape:?} needs {expected} bytes, but its offsets give it {bytes}"
+            "type {dtype} and shape {shape:?} need {expected} bytes, but its offsets give it {bytes}"
         )),
-        None => Err(format!("tensor {name} of type {dtype} has a shape that no file can hold: {shape:?}")),
+        None => Err(format!("type {dtype} and a shape that no file can hold: {shape:?}")),
     }
 }
 

@@ -77,7 +77,7 @@ fn lying_headers() {
     let tensor = |shape: Value, begin: u64, end: u64| json!({"a": {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}});
     assert_says(
         with_header(tensor(json!([2]), 0, 12), 12),
-        &["model.safetensors", "tensor a", "8 bytes", "12"],
+        &["model.safetensors", "tensor a at byte 0 of the data", "8 bytes", "12"],
     );
     assert_says(with_header(tensor(json!([2]), 8, 0), 8), &["tensor a", "ends before"]);
     assert_says(with_header(tensor(json!([2]), 1 << 40, (1 << 40) + 8), 8), &["truncated", "a is cut"]);
@@ -95,7 +95,7 @@ fn lying_headers() {
     });
     assert_says(with_header(overlap, 12), &["tensors a and b overlap"]);
     let twice = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}"#;
-    assert_says(one_shard(&file(twice, &[0; 2])), &["tensor a is described twice"]);
+    assert_says(one_shard(&file(twice, &[0; 2])), &["tensor a is described twice, at bytes 0 and 1"]);
 }
 
 #[test]

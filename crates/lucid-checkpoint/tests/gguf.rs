@@ -258,6 +258,12 @@ fn files_that_lie() {
     assert_says(tensor("t", &[1 << 40], 0, 4), &["truncated", "t is cut"]);
     let stack = tensor("blk.1.ffn_up_exps.weight", &[64, 2, 9], 0, 64 * 2 * 9 * 4);
     assert_says(stack, &["blk.1.ffn_up_exps.weight", "[9, 2, 64]", "2 experts"]);
+    // No bytes at all, and a name for each of as many experts as the file likes to claim.
+    let mut none = Writer::model();
+    none.values.retain(|value| value.0 != "deepseek2.expert_count");
+    none.u32("deepseek2.expert_count", 1 << 16);
+    none.tensor("blk.1.ffn_up_exps.weight", &[64, 0, 1 << 16], 0, vec![]);
+    assert_says(one(&none), &["m.gguf", "blk.1.ffn_up_exps.weight", "[65536, 0, 64]", "without a value"]);
     // A type that is not decoded is listed, and refused only when its values are asked for.
     let unknown = tensor("blk.0.ffn_up.weight", &[256, 1], 19, 50).unwrap();
     assert_says(unknown.matrix("model.layers.0.mlp.up_proj", 1, 256), &["IQ1_S", "supported: BF16"]);

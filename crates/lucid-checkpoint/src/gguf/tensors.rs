@@ -136,6 +136,10 @@ fn cut_matrices(
     if stacked != experts || !rows.is_multiple_of(projections.len()) {
         return Err(format!("has shape {:?}, expected {experts} experts", entry.shape));
     }
+    // Names for experts without values would be memory without bytes of the file behind it.
+    if rows == 0 || cols == 0 {
+        return Err(format!("has shape {:?}: experts without a value", entry.shape));
+    }
     if let TensorType::Other(_) = entry.kind {
         return Err(format!("is stored as {}, which can't be cut into experts", entry.kind.dtype()));
     }

@@ -1,0 +1,7 @@
+//! What all targets share: a bound on memory, and a walk through everything that a checkpoint that opened says of itself.
+
+mod memory;
+mod walk;
+
+pub use memory::{Bounded, bounded};
+pub use walk::{MODEL, open, walk};
