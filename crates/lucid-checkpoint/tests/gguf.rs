@@ -155,6 +155,8 @@ fn metadata_becomes_the_config() {
     writer.f32("deepseek2.rope.scaling.yarn_log_multiplier", 0.1);
     writer.u32("general.file_type", 15);
     writer.u32("tokenizer.ggml.eos_token_id", 3);
+    writer.u32("tokenizer.ggml.eot_token_id", 4);
+    writer.u32("tokenizer.ggml.eom_token_id", 5);
     let checkpoint = one(&writer).unwrap();
     let config = checkpoint.config();
     assert_eq!((config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim), (32, 16, 32));
@@ -166,6 +168,8 @@ fn metadata_becomes_the_config() {
     assert!(checkpoint.notices().iter().any(|notice| notice.contains("YaRN betas")));
     assert_eq!(config.quantization.as_ref().unwrap().algorithm.as_deref(), Some("Q4_K_M"));
     assert_eq!(config.eos_token_ids[0].0, 3);
+    let ends: Vec<u32> = checkpoint.generation().eos_token_ids.iter().map(|id| id.0).collect();
+    assert_eq!(ends, [4, 5], "the ends of a turn and of a message that waits for a tool");
 
     let without = |key: &str| {
         let mut writer = Writer::model();

@@ -40,8 +40,12 @@ pub(super) fn read(
     let json = config(&keys, tensors, notices)?;
     let location = metadata.location();
     let config = Config::from_json(location, json.to_string().as_bytes())?;
+    // The ends of a turn and of a message that waits for a tool's answer (GLM: `<|user|>` and `<|observation|>`).
+    let ends =
+        [metadata.integer("tokenizer.ggml.eot_token_id")?, metadata.integer("tokenizer.ggml.eom_token_id")?];
+    let ends: Vec<u64> = ends.into_iter().flatten().collect();
     let generation = json!({
-        "eos_token_id": metadata.integer("tokenizer.ggml.eot_token_id")?,
+        "eos_token_id": if ends.is_empty() { Json::Null } else { json!(ends) },
         "temperature": metadata.number("general.sampling.temp")?,
         "top_p": metadata.number("general.sampling.top_p")?,
         "top_k": metadata.integer("general.sampling.top_k")?,

@@ -57,26 +57,31 @@ pub(crate) fn open(files: &Files) -> Result<(Encoder, Vocabulary), Error> {
     let bytes = files
         .find(FILE)?
         .ok_or_else(|| Error::Missing { file: file.clone(), why: "it holds the tokenizer".to_owned() })?;
-    let outline: Outline = serde_json::from_slice(&bytes)
-        .map_err(|error| Error::malformed(&file, format!("line {}", error.line()), error.to_string()))?;
-    check_byte_level(&outline, &file)?;
-    let mut tokenizer = tokenizers::Tokenizer::from_bytes(&*bytes)
-        .map_err(|error| Error::malformed(&file, "tokenizer", error.to_string()))?;
+    read(&bytes, &file)
+}
+
+/// Reads the text of such a file; `file` is its name in messages.
+pub(super) fn read(bytes: &[u8], file: &str) -> Result<(Encoder, Vocabulary), Error> {
+    let outline: Outline = serde_json::from_slice(bytes)
+        .map_err(|error| Error::malformed(file, format!("line {}", error.line()), error.to_string()))?;
+    check_byte_level(&outline, file)?;
+    let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes)
+        .map_err(|error| Error::malformed(file, "tokenizer", error.to_string()))?;
     // Both are a matter of the request, never of the file.
     tokenizer.with_padding(None);
     tokenizer
         .with_truncation(None)
-        .map_err(|error| Error::malformed(&file, "truncation", error.to_string()))?;
+        .map_err(|error| Error::malformed(file, "truncation", error.to_string()))?;
 
     let mut vocabulary = Vocabulary::default();
     for (token, id) in tokenizer.get_vocab(false) {
-        vocabulary.insert(TokenId(id), &token_bytes(&token), &file)?;
+        vocabulary.insert(TokenId(id), &token_bytes(&token), file)?;
     }
     for (&id, token) in &tokenizer.get_added_tokens_decoder() {
         let token = AddedToken { id: TokenId(id), name: token.content.clone(), special: token.special };
-        vocabulary.insert_added(&token, &file)?;
+        vocabulary.insert_added(&token, file)?;
     }
-    check_added_ids(&outline, &vocabulary, &file)?;
+    check_added_ids(&outline, &vocabulary, file)?;
     Ok((Encoder { tokenizer }, vocabulary))
 }
 

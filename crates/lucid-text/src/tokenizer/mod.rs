@@ -2,7 +2,7 @@
 //!
 //! Two implementations stand behind one type: [`tiktoken`] is ours, for the `tiktoken.model` of Kimi checkpoints
 //! (and the same ranks in a GGUF file, [`gguf`]);
-//! [`json`] is the `tokenizers` crate, for `tokenizer.json`. A checkpoint that has both files lets each witness the other.
+//! [`json`] is the `tokenizers` crate, for `tokenizer.json` (and GGUF files that were made from one). A checkpoint that has both files lets each witness the other.
 
 mod byte_pairs;
 mod gguf;
@@ -55,7 +55,7 @@ impl Tokenizer {
     pub fn open(files: &Files) -> Result<Self, Error> {
         if let Some(metadata) = lucid_checkpoint::gguf::metadata(files)? {
             let (encoder, vocabulary) = gguf::open(&metadata)?;
-            return Ok(Self::new(files.root(), vocabulary, Encoder::Tiktoken(Box::new(encoder))));
+            return Ok(Self::new(files.root(), vocabulary, encoder));
         }
         if files.find(json::FILE)?.is_some() {
             return Self::open_json(files);
