@@ -12,7 +12,7 @@ mod tensors;
 
 use std::collections::BTreeMap;
 
-pub use blocks::BlockType;
+pub use blocks::{BlockType, UNSIGNED_E4M3};
 pub use metadata::{Array, Metadata, Value};
 
 use crate::checkpoint::Tensor;

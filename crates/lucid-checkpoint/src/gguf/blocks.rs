@@ -43,6 +43,19 @@ const IQ4: [f32; 16] = [
     -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0,
 ];
 
+/// The scales of NVFP4 blocks: E4M3 without a sign; llama.cpp reads NaN as 0 (`ggml_ue4m3_to_fp32`).
+pub static UNSIGNED_E4M3: [f32; 256] = {
+    let mut values = [0.0; 256];
+    let mut code = 0;
+    while code < 256 {
+        if code & 0x7f != 0x7f {
+            values[code] = E4M3[code & 0x7f];
+        }
+        code += 1;
+    }
+    values
+};
+
 impl TensorType {
     pub(super) fn from_id(id: u32) -> TensorType {
         use BlockType as B;
@@ -213,7 +226,7 @@ impl BlockType {
             BlockType::NVFP4 => fill(out, |i| {
                 let (k, r) = (i / 16, i % 16);
                 let code = b[4 + 8 * k + r % 8] >> (4 * (r / 8)) & 15;
-                unsigned_e4m3(b[k]) * (E2M1[code as usize] + 0.0)
+                UNSIGNED_E4M3[usize::from(b[k])] * (E2M1[code as usize] + 0.0)
             }),
             BlockType::Q2_K => {
                 let (d, dmin) = (half(b, 80), half(b, 82));
@@ -320,12 +333,4 @@ fn scale_and_min(s: &[u8], j: usize) -> (f32, f32) {
         (s[j + 4] & 15 | s[j - 4] >> 6 << 4, s[j + 4] >> 4 | s[j] >> 6 << 4)
     };
     (f32::from(scale), f32::from(min))
-}
-
-/// E4M3 without a sign; llama.cpp reads NaN as 0.
-fn unsigned_e4m3(code: u8) -> f32 {
-    match code & 0x7f {
-        0x7f => 0.0,
-        code => E4M3[code as usize],
-    }
 }

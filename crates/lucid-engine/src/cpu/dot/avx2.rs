@@ -39,16 +39,17 @@ pub(super) unsafe fn dots<'x>(
     // SAFETY: features and target as promised by the caller; the pointers are to `rows.count` whole rows.
     unsafe {
         if matches!(rows.stored, Stored::Decoded { .. }) {
-            if let Some(packed) = packed(&rows, scales) {
-                if tokens == 1 {
-                    return with_packed!(packed, load => {
-                        all_rows::<_, ONE_TOKEN_ROWS, 1>(load, &rows, 0, [x(0)], target)
-                    });
-                }
-                let decoded = room(decoded, rows.count * rows.cols);
-                with_packed!(packed, load => decode(load, &rows, decoded));
-                let load = F32 { at: decoded.as_ptr().cast(), cols: rows.cols };
-                return all_tokens(load, &Rows::f32s(decoded, rows.cols), tokens, x, target);
+            if tokens == 1
+                && let Some(packed) = packed(&rows, scales)
+            {
+                return with_packed!(packed, load => {
+                    all_rows::<_, ONE_TOKEN_ROWS, 1>(load, &rows, 0, [x(0)], target)
+                });
+            }
+            let values = room(decoded, rows.count * rows.cols);
+            if decode_packed(&rows, scales, values) {
+                let load = F32 { at: values.as_ptr().cast(), cols: rows.cols };
+                return all_tokens(load, &Rows::f32s(values, rows.cols), tokens, x, target);
             }
             let rows = rows.decoded(decoded);
             let Stored::F32(bytes) = rows.stored else { unreachable!("decoded rows are f32") };
@@ -79,6 +80,20 @@ pub(super) unsafe fn dots<'x>(
 fn room(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     buffer.resize(buffer.len().max(len), 0.0);
     &mut buffer[..len]
+}
+
+/// Decodes rows of a layout that a kernel reads as stored into `out` `[count, cols]`; `false`, and nothing done, if none does.
+///
+/// # Safety
+/// The CPU has AVX2, FMA and F16C.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn decode_packed(rows: &Rows<'_>, scales: &mut Vec<f32>, out: &mut [f32]) -> bool {
+    // SAFETY: features as promised by the caller; the pointers are to `rows`.
+    unsafe {
+        let Some(packed) = packed(rows, scales) else { return false };
+        with_packed!(packed, load => decode(load, rows, out));
+    }
+    true
 }
 
 /// Decodes all rows into `out` `[count, cols]`, without the global scale.

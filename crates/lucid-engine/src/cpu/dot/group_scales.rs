@@ -53,20 +53,18 @@ pub(super) unsafe fn f8_blocks(
     }
 }
 
-/// `d · scale` of every 32 columns, then `dmin · min` of them; six bits each (`get_scale_min_k4` of llama.cpp).
+/// `d · scale` of every 32 columns, then `dmin · min` of them; six bits each (`get_scale_min_k4` of llama.cpp). Q4_K has blocks of 144
+/// bytes, Q5_K of 176.
 ///
 /// # Safety
 /// The CPU has AVX2 and F16C.
 #[target_feature(enable = "avx2,f16c")]
-pub(super) unsafe fn q4_k(bytes: &[u8], out: &mut Vec<f32>) {
+pub(super) unsafe fn q4_k_q5_k<const BYTES: usize>(bytes: &[u8], out: &mut Vec<f32>) {
     const LOW_SIX: u32 = 0x3f3f_3f3f;
     const LOW_FOUR: u32 = 0x0f0f_0f0f;
-    let blocks = bytes.as_chunks::<144>().0;
+    let blocks = bytes.as_chunks::<BYTES>().0;
     out.clear();
     out.reserve(16 * blocks.len());
-    let word = |block: &[u8; 144], at: usize| {
-        u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
-    };
     for block in blocks {
         let [a, c] = [word(block, 4), word(block, 12)];
         let low = a & LOW_SIX;
@@ -81,6 +79,46 @@ pub(super) unsafe fn q4_k(bytes: &[u8], out: &mut Vec<f32>) {
     }
 }
 
+/// `d · scale` of every 16 columns, then `dmin · min` of them; four bits each.
+///
+/// # Safety
+/// The CPU has AVX2 and F16C.
+#[target_feature(enable = "avx2,f16c")]
+pub(super) unsafe fn q2_k(bytes: &[u8], out: &mut Vec<f32>) {
+    let blocks = bytes.as_chunks::<84>().0;
+    out.clear();
+    out.reserve(32 * blocks.len());
+    for (at, shift) in [(80, 0), (82, 4)] {
+        let shift = _mm_cvtsi32_si128(shift);
+        for block in blocks {
+            // SAFETY: the first sixteen bytes of the block.
+            let both = unsafe { _mm_loadu_si128(block.as_ptr().cast()) };
+            let numbers = _mm_and_si128(_mm_srl_epi16(both, shift), _mm_set1_epi8(15));
+            sixteen_times(half(block, at), numbers, out);
+        }
+    }
+}
+
+/// `d · (scale - 32)` of every 16 columns; six bits each, the upper two apart.
+///
+/// # Safety
+/// The CPU has AVX2 and F16C.
+#[target_feature(enable = "avx2,f16c")]
+pub(super) unsafe fn q3_k(bytes: &[u8], out: &mut Vec<f32>) {
+    let blocks = bytes.as_chunks::<110>().0;
+    out.clear();
+    out.reserve(16 * blocks.len());
+    for block in blocks {
+        let fours = _mm_set_epi32(0, 0, word(block, 100).cast_signed(), word(block, 96).cast_signed());
+        let low = _mm_and_si128(_mm_unpacklo_epi64(fours, _mm_srli_epi16::<4>(fours)), _mm_set1_epi8(15));
+        // The upper bits of numbers 0, 4, 8 and 12 stand in one byte, and so on.
+        let twos = _mm_set1_epi32(word(block, 104).cast_signed());
+        let twos = _mm_and_si128(_mm_srlv_epi32(twos, _mm_setr_epi32(0, 2, 4, 6)), _mm_set1_epi8(3));
+        let six = _mm_or_si128(low, _mm_slli_epi16::<4>(twos));
+        sixteen_times(half(block, 108), _mm_sub_epi8(six, _mm_set1_epi8(32)), out);
+    }
+}
+
 /// `d · scale` of every 16 columns.
 ///
 /// # Safety
@@ -91,13 +129,46 @@ pub(super) unsafe fn q6_k(bytes: &[u8], out: &mut Vec<f32>) {
     out.clear();
     out.reserve(16 * blocks.len());
     for block in blocks {
-        let d = half(block, 208);
         // SAFETY: bytes 192 to 208 of the block.
         let scales = unsafe { _mm_loadu_si128(block[192..208].as_ptr().cast()) };
-        for part in [scales, _mm_srli_si128::<8>(scales)] {
-            push(_mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(part))), out);
-        }
+        sixteen_times(half(block, 208), scales, out);
     }
+}
+
+/// `d · (scale - 32)` of every 32 columns; six bits each, the upper two apart.
+///
+/// # Safety
+/// The CPU has AVX2 and F16C.
+#[target_feature(enable = "avx2,f16c")]
+pub(super) unsafe fn iq4_xs(bytes: &[u8], out: &mut Vec<f32>) {
+    let blocks = bytes.as_chunks::<136>().0;
+    out.clear();
+    out.reserve(8 * blocks.len());
+    for block in blocks {
+        let fours = _mm_set1_epi32(word(block, 4).cast_signed());
+        let fours = _mm256_cvtepu8_epi32(_mm_unpacklo_epi8(fours, _mm_srli_epi16::<4>(fours)));
+        let low = _mm256_and_si256(fours, _mm256_set1_epi32(15));
+        let twos = _mm256_set1_epi32(i32::from(u16::from_le_bytes([block[2], block[3]])));
+        let twos = _mm256_srlv_epi32(twos, _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+        let high = _mm256_slli_epi32::<4>(_mm256_and_si256(twos, _mm256_set1_epi32(3)));
+        let numbers = _mm256_sub_epi32(_mm256_or_si256(low, high), _mm256_set1_epi32(32));
+        push(_mm256_mul_ps(half(block, 0), _mm256_cvtepi32_ps(numbers)), out);
+    }
+}
+
+/// `d` times sixteen signed bytes.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn sixteen_times(d: __m256, numbers: __m128i, out: &mut Vec<f32>) {
+    for part in [numbers, _mm_srli_si128::<8>(numbers)] {
+        push(_mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(part))), out);
+    }
+}
+
+/// The four bytes at `at`.
+#[inline]
+fn word(block: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
 }
 
 /// The binary16 number at `at`, eight times.

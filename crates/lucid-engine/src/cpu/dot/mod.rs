@@ -9,8 +9,6 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
-mod blocks_of_32;
-#[cfg(target_arch = "x86_64")]
 mod codes;
 #[cfg(target_arch = "x86_64")]
 mod group_scales;
@@ -21,9 +19,13 @@ mod layouts_avx2;
 #[cfg(target_arch = "x86_64")]
 mod layouts_avx512;
 #[cfg(target_arch = "x86_64")]
+mod number_blocks;
+#[cfg(target_arch = "x86_64")]
 mod packed;
 #[cfg(target_arch = "x86_64")]
 mod sums_avx512;
+#[cfg(target_arch = "x86_64")]
+mod super_blocks;
 #[cfg(test)]
 mod tests;
 

@@ -10,10 +10,11 @@ use std::marker::PhantomData;
 use lucid_checkpoint::gguf::BlockType;
 use lucid_checkpoint::{Matrix, Packed};
 
-use super::blocks_of_32::{Blocks, Q4_0, Q5_0, Q8_0};
-use super::codes::{Codes, E4m3, Int4, Q4K, Q6K};
-use super::group_scales::{f8_blocks, int4, q4_k, q6_k};
+use super::codes::{Codes, E4m3, Int4};
+use super::group_scales::{f8_blocks, int4, iq4_xs, q2_k, q3_k, q4_k_q5_k, q6_k};
 use super::layouts::Layout;
+use super::number_blocks::{Blocks, Iq4Nl, Mxfp4, Nvfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+use super::super_blocks::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::{layouts_avx2, layouts_avx512};
 use crate::cpu::row::{BLOCK, Rows, Stored};
 
@@ -99,15 +100,33 @@ pub(super) enum PackedRows {
     /// E4M3 with blocks `16 << n` columns wide.
     F8Blocks(Grouped<E4m3>),
     /// GGUF's.
+    Q2K(Grouped<Q2K>),
+    /// GGUF's.
+    Q3K(Grouped<Q3K>),
+    /// GGUF's.
     Q4K(Grouped<Q4K>),
+    /// GGUF's.
+    Q5K(Grouped<Q5K>),
     /// GGUF's.
     Q6K(Grouped<Q6K>),
     /// GGUF's.
+    Iq4Xs(Grouped<Iq4Xs>),
+    /// GGUF's.
     Q8_0(Blocks<Q8_0>),
+    /// GGUF's.
+    Q5_1(Blocks<Q5_1>),
     /// GGUF's.
     Q5_0(Blocks<Q5_0>),
     /// GGUF's.
+    Q4_1(Blocks<Q4_1>),
+    /// GGUF's.
     Q4_0(Blocks<Q4_0>),
+    /// GGUF's.
+    Iq4Nl(Blocks<Iq4Nl>),
+    /// GGUF's.
+    Mxfp4(Blocks<Mxfp4>),
+    /// GGUF's.
+    Nvfp4(Blocks<Nvfp4>),
 }
 
 /// The rows, and their scales in `scales`, which grows; `None` if no kernel reads this layout or these shapes.
@@ -139,26 +158,46 @@ pub(super) unsafe fn packed(rows: &Rows<'_>, scales: &mut Vec<f32>) -> Option<Pa
                 let codes = codes[first_row * cols..].as_ptr();
                 Some(PackedRows::F8Blocks(grouped(codes, *cols, scales, groups, shift, rows.count, E4m3)))
             }
-            Packed::Gguf { block, bytes, scale: 1.0 } => {
+            // No other type has a scale beside its blocks.
+            Packed::Gguf { block, scale, .. } if *scale != 1.0 && *block != BlockType::NVFP4 => None,
+            Packed::Gguf { block, bytes, scale } => {
                 let row_bytes = cols / block.elements() * block.bytes();
                 let bytes = &bytes[first_row * row_bytes..(first_row + rows.count) * row_bytes];
-                let codes = bytes.as_ptr();
-                match block {
-                    BlockType::Q8_0 => Some(PackedRows::Q8_0(Blocks::new(codes, row_bytes))),
-                    BlockType::Q5_0 => Some(PackedRows::Q5_0(Blocks::new(codes, row_bytes))),
-                    BlockType::Q4_0 => Some(PackedRows::Q4_0(Blocks::new(codes, row_bytes))),
+                let (at, count) = (bytes.as_ptr(), rows.count);
+                Some(match block {
+                    BlockType::Q8_0 => PackedRows::Q8_0(Blocks::new(at, row_bytes, 1.0)),
+                    BlockType::Q5_1 => PackedRows::Q5_1(Blocks::new(at, row_bytes, 1.0)),
+                    BlockType::Q5_0 => PackedRows::Q5_0(Blocks::new(at, row_bytes, 1.0)),
+                    BlockType::Q4_1 => PackedRows::Q4_1(Blocks::new(at, row_bytes, 1.0)),
+                    BlockType::Q4_0 => PackedRows::Q4_0(Blocks::new(at, row_bytes, 1.0)),
+                    BlockType::IQ4_NL => PackedRows::Iq4Nl(Blocks::new(at, row_bytes, 1.0)),
+                    BlockType::MXFP4 => PackedRows::Mxfp4(Blocks::new(at, row_bytes, 1.0)),
+                    BlockType::NVFP4 => PackedRows::Nvfp4(Blocks::new(at, row_bytes, *scale)),
+                    BlockType::Q2_K => {
+                        q2_k(bytes, scales);
+                        PackedRows::Q2K(grouped(at, row_bytes, scales, cols / 16, 0, count, Q2K))
+                    }
+                    BlockType::Q3_K => {
+                        q3_k(bytes, scales);
+                        PackedRows::Q3K(grouped(at, row_bytes, scales, cols / 16, 0, count, Q3K))
+                    }
                     BlockType::Q4_K => {
-                        q4_k(bytes, scales);
-                        let groups = cols / 32;
-                        Some(PackedRows::Q4K(grouped(codes, row_bytes, scales, groups, 1, rows.count, Q4K)))
+                        q4_k_q5_k::<144>(bytes, scales);
+                        PackedRows::Q4K(grouped(at, row_bytes, scales, cols / 32, 1, count, Q4K))
+                    }
+                    BlockType::Q5_K => {
+                        q4_k_q5_k::<176>(bytes, scales);
+                        PackedRows::Q5K(grouped(at, row_bytes, scales, cols / 32, 1, count, Q5K))
                     }
                     BlockType::Q6_K => {
                         q6_k(bytes, scales);
-                        let groups = cols / 16;
-                        Some(PackedRows::Q6K(grouped(codes, row_bytes, scales, groups, 0, rows.count, Q6K)))
+                        PackedRows::Q6K(grouped(at, row_bytes, scales, cols / 16, 0, count, Q6K))
                     }
-                    _ => None,
-                }
+                    BlockType::IQ4_XS => {
+                        iq4_xs(bytes, scales);
+                        PackedRows::Iq4Xs(grouped(at, row_bytes, scales, cols / 32, 1, count, Iq4Xs))
+                    }
+                })
             }
             _ => None,
         }
@@ -187,11 +226,20 @@ macro_rules! with_packed {
         match $packed {
             $crate::cpu::dot::packed::PackedRows::Int4($load) => $run,
             $crate::cpu::dot::packed::PackedRows::F8Blocks($load) => $run,
+            $crate::cpu::dot::packed::PackedRows::Q2K($load) => $run,
+            $crate::cpu::dot::packed::PackedRows::Q3K($load) => $run,
             $crate::cpu::dot::packed::PackedRows::Q4K($load) => $run,
+            $crate::cpu::dot::packed::PackedRows::Q5K($load) => $run,
             $crate::cpu::dot::packed::PackedRows::Q6K($load) => $run,
+            $crate::cpu::dot::packed::PackedRows::Iq4Xs($load) => $run,
             $crate::cpu::dot::packed::PackedRows::Q8_0($load) => $run,
+            $crate::cpu::dot::packed::PackedRows::Q5_1($load) => $run,
             $crate::cpu::dot::packed::PackedRows::Q5_0($load) => $run,
+            $crate::cpu::dot::packed::PackedRows::Q4_1($load) => $run,
             $crate::cpu::dot::packed::PackedRows::Q4_0($load) => $run,
+            $crate::cpu::dot::packed::PackedRows::Iq4Nl($load) => $run,
+            $crate::cpu::dot::packed::PackedRows::Mxfp4($load) => $run,
+            $crate::cpu::dot::packed::PackedRows::Nvfp4($load) => $run,
         }
     };
 }

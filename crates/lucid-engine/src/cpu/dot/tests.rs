@@ -6,6 +6,23 @@ use lucid_checkpoint::{Bytes, Matrix, Packed, ScaleType, Scales};
 use super::*;
 use crate::cpu::row::Stored;
 
+const GGUF: [B; 14] = [
+    B::Q4_0,
+    B::Q4_1,
+    B::Q5_0,
+    B::Q5_1,
+    B::Q8_0,
+    B::Q2_K,
+    B::Q3_K,
+    B::Q4_K,
+    B::Q5_K,
+    B::Q6_K,
+    B::IQ4_NL,
+    B::IQ4_XS,
+    B::MXFP4,
+    B::NVFP4,
+];
+
 fn vector(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
     (0..len)
@@ -137,15 +154,19 @@ fn packed_matrices(rows: usize) -> Vec<Matrix> {
         let scales = scales(ScaleType::F32, rows.div_ceil(block[0]) * cols.div_ceil(block[1]), 4);
         all.push(matrix(cols, Packed::F8Blocks { codes: Bytes::from(codes(rows * cols, 2)), scales, block }));
     }
-    for block in [B::Q8_0, B::Q5_0, B::Q4_0, B::Q4_K, B::Q6_K, B::Q5_1, B::IQ4_XS] {
+    for block in GGUF {
         for (cols, scale) in [(block.elements(), 1.0), (3 * block.elements(), 1.0), (512, 0.3)] {
             let mut bytes = codes(rows * cols / block.elements() * block.bytes(), 3);
             // binary16 scales stand at a block's beginning or end: no infinities there.
             for block in bytes.chunks_exact_mut(block.bytes()) {
                 let len = block.len();
-                for at in [1, 3, len - 1] {
+                for at in [1, 3, len - 3, len - 1] {
                     block[at] &= 0x3b;
                 }
+            }
+            // A whole byte is MXFP4's exponent.
+            if block == B::MXFP4 {
+                bytes.chunks_exact_mut(block.bytes()).for_each(|block| block[0] = 0x60 | block[0] & 0x1f);
             }
             all.push(matrix(cols, Packed::Gguf { block, bytes: Bytes::from(bytes), scale }));
         }
@@ -183,6 +204,60 @@ fn packed_rows_have_the_bits_of_f32_rows() {
                         "{unit:?}, {} with {cols} columns, rows {first}.., {tokens} tokens: {sum} {expected}",
                         matrix.layout()
                     );
+                }
+            }
+        }
+    }
+}
+
+/// Blocks of any bytes, all ones and zeros among them, with every kind of binary16 number where scales may stand: both units read each
+/// type as stored, and every value has the bits of `decode_row` (which gguf-py's decoding is the witness of), unless both are no number.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn blocks_of_any_bytes_are_read_as_stored() {
+    const RANDOM: usize = 400;
+    for block in GGUF {
+        let (cols, width) = (block.elements(), block.bytes());
+        let byte = |x: f32| ((x + 1.0) * 128.0) as u8;
+        let mut stored: Vec<u8> = vector(RANDOM * width, 9).into_iter().map(byte).collect();
+        for fill in [0x00, 0xff, 0x80, 0x7f, 0x55, 0x0f] {
+            // Zeros, the smallest and the largest subnormal and normal numbers, one, infinity and none, of either sign.
+            for scale in [0u16, 1, 0x03ff, 0x0400, 0x7bff, 0x3c00, 0x7c00, 0x7e00]
+                .map(|x| [x, x | 0x8000])
+                .as_flattened()
+            {
+                for at in [0, 2, width - 4, width - 2] {
+                    let start = stored.len();
+                    stored.resize(start + width, fill);
+                    stored[start + at..start + at + 2].copy_from_slice(&scale.to_le_bytes());
+                }
+            }
+        }
+        let rows = stored.len() / width;
+        for scale in if block == B::NVFP4 { vec![1.0, 0.3, 1e-30] } else { vec![1.0] } {
+            let packed = Packed::Gguf { block, bytes: Bytes::from(stored.clone()), scale };
+            let matrix = Matrix { name: "m".to_owned(), rows, cols, packed };
+            for unit in Unit::all() {
+                let (stored, mut scales) = (Rows::of(&matrix, 0..rows), Vec::new());
+                let mut values = vec![f32::NAN; rows * cols];
+                // SAFETY: the processor has the unit.
+                let as_stored = unsafe {
+                    match unit {
+                        Unit::Avx512 => avx512::decode_packed(&stored, &mut scales, &mut values),
+                        Unit::Avx2 => avx2::decode_packed(&stored, &mut scales, &mut values),
+                        Unit::Plain => continue,
+                    }
+                };
+                assert!(as_stored, "{unit:?} does not read {block}");
+                let mut expected = vec![f32::NAN; cols];
+                for (row, values) in values.chunks_exact(cols).enumerate() {
+                    matrix.decode_row(row, &mut expected);
+                    for (i, (value, expected)) in values.iter().zip(&expected).enumerate() {
+                        assert!(
+                            value.to_bits() == expected.to_bits() || (value.is_nan() && expected.is_nan()),
+                            "{unit:?}, {block}, block {row}, column {i}: {value} {expected}"
+                        );
+                    }
                 }
             }
         }

@@ -1,0 +1,193 @@
+//! The codes of GGUF's blocks of 256 columns: Q2_K to Q6_K and IQ4_XS.
+//!
+//! The bits of a column stand apart from each other, always in the same place for sixteen neighbours: a load, a shift and a mask give one
+//! part of sixteen codes.
+
+use std::arch::x86_64::*;
+
+use super::codes::Codes;
+use super::layouts_avx2::whole;
+use super::layouts_avx512;
+use super::number_blocks::iq4_values;
+
+/// Sixteens of columns in a block.
+const SIXTEENS: usize = 16;
+
+/// How such a block holds its codes.
+pub(super) trait SuperBlock: Copy {
+    /// Bytes of it.
+    const BYTES: usize;
+    /// Whether a minimum is taken off.
+    const MINIMA: bool = false;
+
+    /// The whole numbers of columns `16 * part ..` of the block at `at`, before scales.
+    ///
+    /// # Safety
+    /// A block stands there; the CPU has AVX2.
+    unsafe fn numbers(at: *const u8, part: usize) -> __m128i;
+}
+
+impl<B: SuperBlock> Codes for B {
+    const MINIMA: bool = B::MINIMA;
+    const BYTES: usize = B::BYTES / SIXTEENS;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn avx2(row: *const u8, block: usize) -> [__m256; 2] {
+        // SAFETY: the row has this block, as the caller promises.
+        whole(unsafe { B::numbers(row.add(block / SIXTEENS * B::BYTES), block % SIXTEENS) })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn avx512(row: *const u8, block: usize) -> __m512 {
+        // SAFETY: the row has this block, as the caller promises.
+        layouts_avx512::whole(unsafe { B::numbers(row.add(block / SIXTEENS * B::BYTES), block % SIXTEENS) })
+    }
+}
+
+/// Sixteen bytes shifted right by some bits, as far as `mask` lets them through.
+///
+/// # Safety
+/// Sixteen bytes can be read; the CPU has AVX2.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn bits(at: *const u8, shift: usize, mask: i8) -> __m128i {
+    // SAFETY: promised by the caller.
+    let bytes = unsafe { _mm_loadu_si128(at.cast()) };
+    // Bits that come over from the neighbour in a pair of bytes are above the mask.
+    _mm_and_si128(_mm_srl_epi16(bytes, _mm_cvtsi32_si128(shift as i32)), _mm_set1_epi8(mask))
+}
+
+/// Two bits a column; of 128 columns, each 32 are two bits further up in 32 bytes.
+///
+/// # Safety
+/// 64 bytes of codes stand at `codes`; the CPU has AVX2.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn two_bits(codes: *const u8, part: usize) -> __m128i {
+    // SAFETY: inside the 64 bytes.
+    unsafe { bits(codes.add(part / 8 * 32 + part % 2 * 16), part % 8 / 2 * 2, 3) }
+}
+
+/// Four bits a column; of 64 columns, the first 32 are the low nibbles of 32 bytes.
+///
+/// # Safety
+/// 128 bytes of codes stand at `codes`; the CPU has AVX2.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn four_bits(codes: *const u8, part: usize) -> __m128i {
+    // SAFETY: inside the 128 bytes.
+    unsafe { bits(codes.add(part / 4 * 32 + part % 2 * 16), part / 2 % 2 * 4, 15) }
+}
+
+/// One bit a column; each 32 columns are one bit further up in 32 bytes.
+///
+/// # Safety
+/// 32 bytes of bits stand at `at`; the CPU has AVX2.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn one_bit(at: *const u8, part: usize) -> __m128i {
+    // SAFETY: inside the 32 bytes.
+    unsafe { bits(at.add(part % 2 * 16), part / 2, 1) }
+}
+
+/// Scales and minima of sixteen columns, then two bits a column.
+#[derive(Clone, Copy)]
+pub(super) struct Q2K;
+
+impl SuperBlock for Q2K {
+    const BYTES: usize = 84;
+    const MINIMA: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn numbers(at: *const u8, part: usize) -> __m128i {
+        // SAFETY: inside the block.
+        unsafe { two_bits(at.add(16), part) }
+    }
+}
+
+/// The third bits, then two bits a column; four is taken off.
+#[derive(Clone, Copy)]
+pub(super) struct Q3K;
+
+impl SuperBlock for Q3K {
+    const BYTES: usize = 110;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn numbers(at: *const u8, part: usize) -> __m128i {
+        // SAFETY: inside the block.
+        let (low, high) = unsafe { (two_bits(at.add(32), part), one_bit(at, part)) };
+        _mm_sub_epi8(_mm_or_si128(low, _mm_slli_epi16::<2>(high)), _mm_set1_epi8(4))
+    }
+}
+
+/// Scales and minima of 32 columns, then four bits a column.
+#[derive(Clone, Copy)]
+pub(super) struct Q4K;
+
+impl SuperBlock for Q4K {
+    const BYTES: usize = 144;
+    const MINIMA: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn numbers(at: *const u8, part: usize) -> __m128i {
+        // SAFETY: inside the block.
+        unsafe { four_bits(at.add(16), part) }
+    }
+}
+
+/// As Q4_K, with the fifth bits before the others.
+#[derive(Clone, Copy)]
+pub(super) struct Q5K;
+
+impl SuperBlock for Q5K {
+    const BYTES: usize = 176;
+    const MINIMA: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn numbers(at: *const u8, part: usize) -> __m128i {
+        // SAFETY: inside the block.
+        let (low, high) = unsafe { (four_bits(at.add(48), part), one_bit(at.add(16), part)) };
+        _mm_or_si128(low, _mm_slli_epi16::<4>(high))
+    }
+}
+
+/// Four bits a column, of 128 columns in 64 bytes, then two bits a column; 32 is taken off.
+#[derive(Clone, Copy)]
+pub(super) struct Q6K;
+
+impl SuperBlock for Q6K {
+    const BYTES: usize = 210;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn numbers(at: *const u8, part: usize) -> __m128i {
+        let (half, quarter, first) = (part / 8, part % 8 / 2, part % 2 * 16);
+        // SAFETY: inside the block.
+        let (low, high) = unsafe {
+            let low = bits(at.add(64 * half + 32 * (quarter % 2) + first), quarter / 2 * 4, 15);
+            (low, two_bits(at.add(128), part))
+        };
+        _mm_sub_epi8(_mm_or_si128(low, _mm_slli_epi16::<4>(high)), _mm_set1_epi8(32))
+    }
+}
+
+/// Scales of 32 columns, then four bits a column, the number of a value; of 32 columns, the first 16 are the low nibbles.
+#[derive(Clone, Copy)]
+pub(super) struct Iq4Xs;
+
+impl SuperBlock for Iq4Xs {
+    const BYTES: usize = 136;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn numbers(at: *const u8, part: usize) -> __m128i {
+        // SAFETY: inside the block.
+        iq4_values(unsafe { bits(at.add(8 + part / 2 * 16), part % 2 * 4, 15) })
+    }
+}
