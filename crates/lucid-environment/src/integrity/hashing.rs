@@ -10,10 +10,12 @@ use lucid_findings::Step;
 use sha2::{Digest, Sha256, Sha384, Sha512};
 
 use super::cache::{HashCache, Stamp};
+use super::lanes::Lanes;
+use super::sha256_pair::Unit;
 use crate::record::Algorithm;
 
 /// Bytes read at a time: large enough to hide the system call, small enough to stay in the second-level cache.
-const BLOCK: usize = 256 << 10;
+pub(super) const BLOCK: usize = 128 << 10;
 
 /// A file to look at.
 #[derive(Clone, Debug)]
@@ -60,12 +62,12 @@ pub(super) fn run(
         for _ in 0..threads.max(1) {
             let (sender, order, next) = (sender.clone(), &order, &next);
             scope.spawn(move || {
-                let mut block = vec![0; BLOCK];
-                while let Some(&at) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let outcome = examine(&tasks[at], cache, &mut block);
-                    if sender.send((at, outcome)).is_err() {
-                        break;
-                    }
+                let mut more = || order.get(next.fetch_add(1, Ordering::Relaxed)).copied();
+                // Nobody listens any more if the receiver is gone; then nothing is left to do.
+                let mut tell = |at, outcome| sender.send((at, outcome)).is_ok();
+                match Unit::detect() {
+                    Some(unit) => Lanes::new(unit, tasks, cache).run(&mut more, &mut tell),
+                    None => one_by_one(tasks, cache, &mut more, &mut tell),
                 }
             });
         }
@@ -90,31 +92,87 @@ pub(super) fn run(
         .collect()
 }
 
-fn examine(task: &Task, cache: &HashCache, block: &mut [u8]) -> Outcome {
+/// Without SHA instructions of its own, a core hashes one file after the other.
+fn one_by_one(
+    tasks: &[Task],
+    cache: &HashCache,
+    more: &mut dyn FnMut() -> Option<usize>,
+    tell: &mut dyn FnMut(usize, Outcome) -> bool,
+) {
+    let mut block = vec![0; BLOCK];
+    while let Some(at) = more() {
+        let outcome = match begin(&tasks[at], cache) {
+            Begun::Settled(outcome) => outcome,
+            Begun::ToRead(about, algorithm) => {
+                about.hashed(digest(&tasks[at].host, about.size, algorithm, &mut block))
+            }
+        };
+        if !tell(at, outcome) {
+            break;
+        }
+    }
+}
+
+/// What is known of a file before it is read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct About {
+    pub size: u64,
+    stamp: Stamp,
+    modified: i64,
+    links: u64,
+}
+
+impl About {
+    /// The outcome of reading it.
+    pub(super) fn hashed(self, digest: io::Result<Vec<u8>>) -> Outcome {
+        let About { size, stamp, modified, links } = self;
+        match digest {
+            Ok(digest) => Outcome::Hashed { digest, stamp, size, modified, links, cached: false },
+            Err(error) => Outcome::Unreadable(error.to_string()),
+        }
+    }
+}
+
+/// How far a look at a file's metadata leads.
+pub(super) enum Begun {
+    /// Nothing has to be read.
+    Settled(Outcome),
+    /// Its bytes decide.
+    ToRead(About, Algorithm),
+}
+
+/// Looks at a file's metadata.
+pub(super) fn begin(task: &Task, cache: &HashCache) -> Begun {
     use std::os::unix::fs::MetadataExt;
     let metadata = match fs::metadata(&task.host) {
         Ok(metadata) => metadata,
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-            return Outcome::Missing;
+            return Begun::Settled(Outcome::Missing);
         }
-        Err(error) => return Outcome::Unreadable(error.to_string()),
+        Err(error) => return Begun::Settled(Outcome::Unreadable(error.to_string())),
     };
-    let Some(algorithm) = task.algorithm else { return Outcome::Present };
+    let Some(algorithm) = task.algorithm else { return Begun::Settled(Outcome::Present) };
     if !metadata.is_file() {
-        return Outcome::Unreadable("no regular file".to_owned());
+        return Begun::Settled(Outcome::Unreadable("no regular file".to_owned()));
     }
     let stamp = Stamp::of(&metadata);
-    let known = cache.get(&task.name, stamp, algorithm).map(<[u8]>::to_vec);
-    let cached = known.is_some();
-    let digest = match known.map_or_else(|| digest(&task.host, metadata.len(), algorithm, block), Ok) {
-        Ok(digest) => digest,
-        Err(error) => return Outcome::Unreadable(error.to_string()),
-    };
-    let (size, modified, links) = (metadata.len(), metadata.mtime(), metadata.nlink());
-    Outcome::Hashed { digest, stamp, size, modified, links, cached }
+    let about = About { size: metadata.len(), stamp, modified: metadata.mtime(), links: metadata.nlink() };
+    match cache.get(&task.name, stamp, algorithm) {
+        Some(known) => {
+            let About { size, stamp, modified, links } = about;
+            let digest = known.to_vec();
+            Begun::Settled(Outcome::Hashed { digest, stamp, size, modified, links, cached: true })
+        }
+        None => Begun::ToRead(about, algorithm),
+    }
 }
 
-fn digest(path: &Path, length: u64, algorithm: Algorithm, block: &mut [u8]) -> io::Result<Vec<u8>> {
+pub(super) fn digest(
+    path: &Path,
+    length: u64,
+    algorithm: Algorithm,
+    block: &mut [u8],
+) -> io::Result<Vec<u8>> {
     match algorithm {
         Algorithm::Sha256 => digest_with::<Sha256>(path, length, block),
         Algorithm::Sha384 => digest_with::<Sha384>(path, length, block),

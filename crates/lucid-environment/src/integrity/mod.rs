@@ -3,7 +3,9 @@
 mod cache;
 mod compare;
 mod hashing;
+mod lanes;
 mod original;
+mod sha256_pair;
 mod source_diff;
 mod unrecorded;
 
