@@ -103,7 +103,7 @@ impl Fault {
             evidence.distribution(name).is_some_and(|d| matches(versions, &d.version))
         };
         // An unknown command line has neither flags nor lacks them.
-        let command = deployment.command.join(" ").to_ascii_lowercase();
+        let command = plain(&deployment.command);
         let about_command = !self.command.is_empty() || !self.command_lacks.is_empty();
         let has = |needle: &String| {
             needle.to_ascii_lowercase().split('|').any(|alternative| command.contains(alternative))
@@ -188,6 +188,16 @@ impl Fault {
         }
         finding
     }
+}
+
+/// A command in the one spelling that rules use: `--kv_cache_dtype=FP8` is `--kv-cache-dtype fp8`.
+fn plain(command: &[String]) -> String {
+    let words = command.iter().map(|word| match (word.starts_with("--"), word.split_once('=')) {
+        (true, Some((flag, value))) => format!("{} {value}", flag.replace('_', "-")),
+        (true, None) => word.replace('_', "-"),
+        (false, _) => word.clone(),
+    });
+    words.collect::<Vec<_>>().join(" ").to_ascii_lowercase()
 }
 
 /// The number in `b8735` or `8735 (abcdef)`.

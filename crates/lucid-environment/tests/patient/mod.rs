@@ -149,3 +149,36 @@ pub fn find<'a>(findings: &'a [Finding], id: &str) -> Option<&'a Finding> {
 pub fn ids(findings: &[Finding]) -> Vec<&str> {
     findings.iter().map(|finding| finding.id.as_str()).collect()
 }
+
+/// The least ELF file that a dynamic section is read from: header, two program headers, dynamic section, strings.
+pub fn elf(needs: &[impl AsRef<str>]) -> Vec<u8> {
+    let mut strings = vec![0_u8];
+    let mut entries: Vec<(u64, u64)> = Vec::new();
+    for name in needs {
+        entries.push((1, strings.len() as u64));
+        strings.extend(name.as_ref().as_bytes());
+        strings.push(0);
+    }
+    let dynamic = 64 + 2 * 56;
+    let length = (entries.len() as u64 + 3) * 16;
+    entries.extend([(5, dynamic + length), (10, strings.len() as u64), (0, 0)]);
+    let mut file = b"\x7fELF\x02\x01\x01".to_vec();
+    file.resize(64, 0);
+    file[32..40].copy_from_slice(&64_u64.to_le_bytes());
+    file[54..56].copy_from_slice(&56_u16.to_le_bytes());
+    file[56..58].copy_from_slice(&2_u16.to_le_bytes());
+    let whole = dynamic + length + strings.len() as u64;
+    for (kind, offset, size) in [(1_u32, 0, whole), (2, dynamic, length)] {
+        file.extend(kind.to_le_bytes());
+        file.extend(0_u32.to_le_bytes());
+        for value in [offset, offset, offset, size, size, 8] {
+            file.extend(value.to_le_bytes());
+        }
+    }
+    for (tag, value) in entries {
+        file.extend(tag.to_le_bytes());
+        file.extend(value.to_le_bytes());
+    }
+    file.extend(strings);
+    file
+}

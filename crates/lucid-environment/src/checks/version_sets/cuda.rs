@@ -8,6 +8,7 @@ use super::{CAUSE, CHECK, Judge};
 use crate::checks::some;
 use crate::checks::version_rules::{RULES, matches, public};
 use crate::distribution::Distribution;
+use crate::metadata::normalized;
 use crate::shared_libraries::toolkit_library;
 
 impl Judge<'_> {
@@ -122,7 +123,10 @@ fn cuda_major_of_torch(torch: &Distribution) -> Option<u32> {
         torch.requires.iter().find_map(|requirement| {
             let name =
                 requirement.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-' || c == '_')).next()?;
-            name.strip_prefix("nvidia-")?.rsplit_once("-cu").and_then(|(_, major)| major.parse().ok())
+            normalized(name)
+                .strip_prefix("nvidia-")?
+                .rsplit_once("-cu")
+                .and_then(|(_, major)| major.parse().ok())
         })
     })
 }

@@ -1,19 +1,16 @@
 //! Every kind of finding of `env.record-integrity`: three ways in which it comes about, and a twin without it.
-#![allow(clippy::unwrap_used)]
-
-mod patient;
 
 use std::fs;
 use std::os::unix::fs::symlink;
 
+use crate::patient::{Patient, SITE, hash, ids};
 use lucid_findings::Deployment;
-use patient::{Patient, SITE, hash, ids};
 
 const MODEL: &str = "vllm/model_executor/models/deepseek_v2.py";
 const LIBRARIES: [&str; 4] =
     ["vllm/_C.abi3.so", "vllm/_moe_C.abi3.so", "vllm/cumem.so", "vllm/lib/libx.so.1"];
 
-type Plant = fn(&Patient);
+pub(crate) type Plant = fn(&Patient);
 
 fn vllm() -> Patient {
     let patient = Patient::new();
@@ -56,7 +53,7 @@ fn many(patient: &Patient, text: &str) {
     names.iter().for_each(|name| put(patient, name, text));
 }
 
-const KINDS: &[(&str, [Plant; 3], Plant)] = &[
+pub(crate) const KINDS: &[(&str, [Plant; 3], Plant)] = &[
     (
         "modified-code",
         [
@@ -248,16 +245,5 @@ fn three_ways_are_found_and_the_twin_is_not() {
         twin(&patient);
         let findings = patient.findings(&kimi());
         assert!(findings.iter().all(|f| f.id != id), "{id}, twin: {:?}", ids(&findings));
-    }
-}
-
-#[test]
-fn no_kind_is_left_out() {
-    // What no planted file makes: a clean result, and what a version says.
-    let others = ["clean", "unreleased"];
-    for (id, _) in lucid_environment::FINDINGS {
-        if let Some(slug) = id.strip_prefix("env.record-integrity/") {
-            assert!(others.contains(&slug) || KINDS.iter().any(|(kind, ..)| *kind == slug), "{id}");
-        }
     }
 }
