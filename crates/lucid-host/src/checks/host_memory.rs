@@ -278,10 +278,10 @@ fn limits(evidence: &MemoryEvidence, deployment: &Deployment, findings: &mut Vec
         );
     }
     // Locked memory matters for RDMA and for pinned pools only; NVIDIA's driver pins without it.
-    let many_nodes = deployment
-        .command
-        .iter()
-        .any(|word| word.starts_with("--nnodes") || word.contains("mooncake") || word.contains("nixl"));
+    let many_nodes = deployment.command.iter().any(|word| {
+        let word = word.to_ascii_lowercase();
+        word.starts_with("--nnodes") || word.contains("mooncake") || word.contains("nixl")
+    });
     if let Some(locked) = soft("Max locked memory").filter(|&locked| locked < 64 * MIB && many_nodes) {
         findings.push(
             Finding::new(

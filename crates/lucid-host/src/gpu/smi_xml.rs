@@ -44,15 +44,25 @@ fn text<'a>(node: Node<'a, '_>, path: &[&str]) -> Option<&'a str> {
     at.text().map(str::trim).filter(|text| !text.is_empty() && *text != "N/A" && !text.starts_with("[N/A"))
 }
 
-/// The number in front of a unit: `700.00 W`, `16x`, `143771 MiB`.
+/// The number in front of a unit: `700.00 W`, `16x`, `143771 MiB`, `-2 C`.
 fn number(node: Node<'_, '_>, path: &[&str]) -> Option<f64> {
     let text = text(node, path)?;
-    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let end = text.find(|c: char| !c.is_ascii_digit() && !matches!(c, '.' | '-')).unwrap_or(text.len());
     text[..end].parse().ok()
 }
 
+/// Degrees at which the card slows down. Newer drivers tell how far it is from its limit, and at which distance it slows down.
+fn slowdown_temperature(gpu: Node<'_, '_>) -> Option<u32> {
+    let degrees = |name: &str| number(gpu, &["temperature", name]);
+    let reckoned = || {
+        Some(degrees("gpu_temp")? + degrees("gpu_temp_tlimit")? - degrees("gpu_temp_slow_tlimit_threshold")?)
+    };
+    let told = degrees("gpu_temp_slow_threshold").or_else(reckoned)?;
+    (0.0..1000.0).contains(&told).then_some(told as u32)
+}
+
 fn whole(node: Node<'_, '_>, path: &[&str]) -> Option<u64> {
-    number(node, path).map(|number| number as u64)
+    number(node, path).filter(|number| *number >= 0.0).map(|number| number as u64)
 }
 
 fn read_gpu(gpu: Node<'_, '_>, index: u32) -> Gpu {
@@ -123,7 +133,7 @@ fn read_gpu(gpu: Node<'_, '_>, index: u32) -> Gpu {
             .collect(),
         utilization: small(&["utilization", "gpu_util"]),
         temperature: small(&["temperature", "gpu_temp"]),
-        slowdown_temperature: small(&["temperature", "gpu_temp_slow_threshold"]),
+        slowdown_temperature: slowdown_temperature(gpu),
         power_w: any(&[
             &["gpu_power_readings", "instant_power_draw"],
             &["gpu_power_readings", "power_draw"],

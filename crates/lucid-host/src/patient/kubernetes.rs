@@ -125,15 +125,18 @@ fn read_container(pod: &str, container: &Value, spec: &Value, whole: &Value) -> 
     read_volumes(container, spec, &mut patient);
 
     let text = |pointer: &str| status.and_then(|status| status.pointer(pointer)).map(plain);
-    let run_time = text("/lastState/terminated/startedAt").zip(text("/lastState/terminated/finishedAt"));
+    // A container that isn't started again has its end in `state`.
+    let ended = if text("/lastState/terminated/reason").is_some() { "/lastState" } else { "/state" };
+    let of_end = |field: &str| text(&format!("{ended}/terminated/{field}"));
+    let run_time = of_end("startedAt").zip(of_end("finishedAt"));
     patient.service.container = Some(ContainerFacts {
         runtime: "kubernetes".to_owned(),
         state: text("/state/waiting/reason")
             .or_else(|| status?.get("state")?.as_object()?.keys().next().cloned()),
         restarts: status.and_then(|status| status.get("restartCount")?.as_u64()),
-        last_reason: text("/lastState/terminated/reason"),
-        exit_code: status.and_then(|status| status.pointer("/lastState/terminated/exitCode")?.as_i64()),
-        out_of_memory_killed: text("/lastState/terminated/reason").map(|reason| reason == "OOMKilled"),
+        last_reason: of_end("reason"),
+        exit_code: of_end("exitCode").and_then(|code| code.parse().ok()),
+        out_of_memory_killed: of_end("reason").map(|reason| reason == "OOMKilled"),
         restart_policy: spec.get("restartPolicy").map(plain),
         shared_memory_bytes: patient
             .mounts

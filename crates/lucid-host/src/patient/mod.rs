@@ -191,11 +191,17 @@ impl Patient {
 /// If quotes don't close, or the line is longer than any command.
 pub fn from_command(line: &str) -> Result<Patient, PatientError> {
     let command = shell::split(line)?;
-    let mut patient = Patient::new(Source::Command);
-    match container::run_command(&command.words) {
-        Some(run) if command.engine.is_none() => run.apply(&mut patient),
-        _ => patient.serve(command, []),
+    // `docker run OPTIONS IMAGE COMMAND`: the options are the patient's, whether the image's own command serves or another.
+    let words = shell_words::split(line).unwrap_or_default();
+    if let Some(run) = container::run_command(&words).or_else(|| container::run_command(&command.words)) {
+        let mut patient = Patient::new(Source::Command);
+        run.apply(&mut patient);
+        if patient.deployment.engine.is_some() || command.engine.is_none() {
+            return Ok(patient);
+        }
     }
+    let mut patient = Patient::new(Source::Command);
+    patient.serve(command, []);
     Ok(patient)
 }
 

@@ -112,7 +112,27 @@ fn neighbours(
     uptime: Option<f64>,
 ) -> Vec<ProcessFacts> {
     let words = |pid: u32| read(&proc.join(pid.to_string()).join("cmdline")).map(|raw| null_separated(&raw));
-    let serves = |pid: u32| words(pid).is_ok_and(|words| shell::from_words(&words).engine.is_some());
+    // Whoever reads or edits a text about a server serves nothing.
+    let reads = |words: &[String]| {
+        let program = words.first().map(|word| shell::base_name(word)).unwrap_or_default();
+        matches!(
+            program,
+            "vi" | "vim"
+                | "nvim"
+                | "nano"
+                | "emacs"
+                | "less"
+                | "more"
+                | "cat"
+                | "tail"
+                | "grep"
+                | "rg"
+                | "man"
+                | "pgrep"
+        )
+    };
+    let serves =
+        |pid: u32| words(pid).is_ok_and(|words| !reads(&words) && shell::from_words(&words).engine.is_some());
     let orphan = |pid: u32, parent: u32| {
         let titled =
             words(pid).is_ok_and(|words| words.first().is_some_and(|word| titled_engine(word).is_some()));
@@ -263,12 +283,19 @@ fn add(list: &mut Vec<String>, text: &str) {
     }
 }
 
-/// The interpreter that the family runs, as the patient sees it.
+/// The interpreter that the family runs, as the patient sees it: by the name that it was started under, since `bin/python` of a
+/// virtual environment is a link and `exe` shows where it leads.
 fn interpreter(proc: &Path, family: &[u32]) -> Option<String> {
     family.iter().find_map(|pid| {
-        let exe = link(&proc.join(pid.to_string()).join("exe"))?;
+        let base = proc.join(pid.to_string());
+        let exe = link(&base.join("exe"))?;
         let exe = exe.strip_suffix(" (deleted)").unwrap_or(&exe).to_owned();
-        shell::base_name(&exe).starts_with("python").then_some(exe)
+        let python = |path: &str| shell::base_name(path).starts_with("python");
+        if !python(&exe) {
+            return None;
+        }
+        let words = read(&base.join("cmdline")).map(|raw| null_separated(&raw)).unwrap_or_default();
+        Some(words.into_iter().next().filter(|word| word.starts_with('/') && python(word)).unwrap_or(exe))
     })
 }
 

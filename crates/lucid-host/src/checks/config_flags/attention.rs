@@ -206,7 +206,7 @@ fn no_backend_left(serving: &Serving<'_>, findings: &mut Vec<Finding>) {
 /// FP8 KV cache of a checkpoint that brings no scales: everything is stored at scale 1.0.
 fn fp8_without_scales(serving: &Serving<'_>, findings: &mut Vec<Finding>) {
     let Some(given) = serving.flag("kv-cache-dtype").filter(|given| given.starts_with("fp8")) else {
-        if let Some((_, who)) = kv_dtype(serving) {
+        if let Some((_, who)) = kv_dtype(serving).filter(|(kind, _)| kind == "fp8") {
             findings.push(
                 Finding::new(CHECK, "fp8-kv-cache", Severity::Info, format!("the KV cache is FP8: {who}"))
                     .detail("No flag says so; a wrong or missing scale would show from the second use of a cached prefix on.")

@@ -35,12 +35,18 @@ pub(crate) struct Rule {
     /// Flags with one of the values; `*`: given at all; `on`: a switch that is on.
     #[serde(default)]
     flags: BTreeMap<String, Vec<String>>,
+    /// Flags with a number that is at least this.
+    #[serde(default)]
+    flags_from: BTreeMap<String, u64>,
     /// Flags that are not given, and switches that are not on.
     #[serde(default)]
     without: Vec<String>,
-    /// Variables with one of the values; `*`: set at all.
+    /// Variables with one of the values; `*`: set to anything but nothing.
     #[serde(default)]
     variables: BTreeMap<String, Vec<String>>,
+    /// Variables with a number below this.
+    #[serde(default)]
+    variables_below: BTreeMap<String, f64>,
     #[serde(default)]
     without_variables: Vec<String>,
     #[serde(default)]
@@ -109,14 +115,27 @@ impl Rule {
                     wanted => value.as_deref().is_some_and(|value| value.eq_ignore_ascii_case(wanted)),
                 })
             })
+            && self
+                .flags_from
+                .iter()
+                .all(|(name, least)| flags.number(name).is_some_and(|number| number >= *least))
             && self.without.iter().all(|name| {
                 let member = name.split_once('.').and_then(|(flag, key)| flags.member(flag, key));
                 flags.get(name).is_none() && !flags.is_on(name) && member.is_none()
             })
             && self.variables.iter().all(|(name, values)| {
                 serving.variable(name).is_some_and(|value| {
-                    values.iter().any(|wanted| wanted == "*" || wanted.eq_ignore_ascii_case(value))
+                    values.iter().any(|wanted| match wanted.as_str() {
+                        "*" => !value.is_empty(),
+                        wanted => wanted.eq_ignore_ascii_case(value),
+                    })
                 })
+            })
+            && self.variables_below.iter().all(|(name, most)| {
+                serving
+                    .variable(name)
+                    .and_then(|value| value.trim().parse::<f64>().ok())
+                    .is_some_and(|n| n < *most)
             })
             && self.without_variables.iter().all(|name| serving.variable(name).is_none())
             && (self.layouts.is_empty()
@@ -168,10 +187,10 @@ impl Rule {
         for (cause, weight) in &self.suggests {
             finding = finding.suggests(cause.clone(), if sure { *weight } else { weight / 2.0 });
         }
-        for name in self.flags.keys() {
+        for name in self.flags.keys().chain(self.flags_from.keys()) {
             finding = serving.command_proof(finding, serving.typed(name));
         }
-        for name in self.variables.keys() {
+        for name in self.variables.keys().chain(self.variables_below.keys()) {
             let value = serving.variable(name).unwrap_or_default();
             finding = finding.proof(ProofKind::File, "environment", format!("{name}={value}"));
         }
@@ -216,7 +235,7 @@ mod tests {
                 "{id} of {} is not in FINDINGS",
                 rule.name
             );
-            for name in rule.flags.keys().chain(&rule.without) {
+            for name in rule.flags.keys().chain(rule.flags_from.keys()).chain(&rule.without) {
                 assert_eq!(
                     &crate::serving::canonical(&format!("--{name}")),
                     name,

@@ -42,7 +42,9 @@ fn slots(evidence: &GpuEvidence, findings: &mut Vec<Finding>) {
 fn peers(evidence: &GpuEvidence, deployment: &Deployment, findings: &mut Vec<Finding>) {
     let over_pcie: Vec<&GpuLink> =
         evidence.links.iter().filter(|link| !link.kind.starts_with("NV")).collect();
-    let off = deployment.environment.get("NCCL_P2P_DISABLE").is_some_and(|value| value == "1");
+    let variable = |name: &str| deployment.environment.get(name).map(String::as_str);
+    let off =
+        variable("NCCL_P2P_DISABLE") == Some("1") || matches!(variable("NCCL_P2P_LEVEL"), Some("LOC" | "0"));
     if over_pcie.is_empty() && evidence.redirecting_bridges.is_empty() {
         return;
     }
