@@ -142,6 +142,17 @@ impl Analysis {
             candidates(parsed.message, &mut found);
         }
         let starts = found.contains(&Known::Traceback);
+        // Before the line itself is taken in: it may begin another phase or run, and what it ends belongs to the one before.
+        let mut in_traceback = false;
+        if starts || !self.assembler.is_idle() {
+            if let Some(finished) = self.assembler.feed(spot, &parsed, starts) {
+                self.keep(finished, track);
+            }
+            in_traceback = self.assembler.is_open(process);
+            if in_traceback && parsed.first_line_only {
+                self.sources[source].owner = Some((process, record.pid));
+            }
+        }
         let mut known = false;
         for candidate in &found {
             if let Known::Signature(index) = candidate {
@@ -161,16 +172,6 @@ impl Analysis {
         }
         self.found = found;
 
-        let mut in_traceback = false;
-        if starts || !self.assembler.is_idle() {
-            if let Some(finished) = self.assembler.feed(spot, &parsed, starts) {
-                self.keep(finished, track);
-            }
-            in_traceback = self.assembler.is_open(process);
-            if in_traceback && parsed.first_line_only {
-                self.sources[source].owner = Some((process, record.pid));
-            }
-        }
         let level = parsed.level.or(record.level);
         if !known && !in_traceback && level >= Some(Level::Warning) {
             let phase = self.machines.get(&track).and_then(Machine::phase);
