@@ -267,12 +267,12 @@ fn unknown(sizes: &ModelSizes, compared: &Compared, findings: &mut Vec<Finding>)
     }
 }
 
-/// `--speculative-config '{"method": "mtp"}'`, `--speculative-algorithm EAGLE`, `NEXTN`.
+/// `--speculative-config '{"method": "mtp"}'`, `-sc.method=mtp`, `--speculative-algorithm EAGLE`, `NEXTN`.
 fn speculates(deployment: &Deployment) -> bool {
-    deployment
-        .command
-        .iter()
-        .any(|argument| argument.starts_with("--speculative") || argument == "--spec-method")
+    deployment.command.iter().any(|argument| {
+        let flag = argument.split(['=', '.']).next().unwrap_or(argument).replace('_', "-");
+        flag.starts_with("--speculative") || flag == "--spec-method" || flag == "-sc"
+    })
 }
 
 fn mtp(sizes: &ModelSizes, compared: &Compared, deployment: &Deployment, findings: &mut Vec<Finding>) {

@@ -97,13 +97,16 @@ fn convention(statistics: &Statistics, findings: &mut Vec<Finding>) {
     );
 }
 
-/// Argument of `--kv-cache-dtype` (also with `=`).
+/// Argument of `--kv-cache-dtype` (also with `=`, also with underscores).
 fn kv_flag(deployment: &Deployment) -> Option<&str> {
     let command = &deployment.command;
-    command.iter().enumerate().find_map(|(i, argument)| match argument.strip_prefix("--kv-cache-dtype") {
-        Some("") => command.get(i + 1).map(String::as_str),
-        Some(rest) => rest.strip_prefix('='),
-        None => None,
+    command.iter().enumerate().find_map(|(i, argument)| {
+        let (flag, value) = match argument.split_once('=') {
+            Some((flag, value)) => (flag, Some(value)),
+            None => (argument.as_str(), None),
+        };
+        let meant = flag.replace('_', "-") == "--kv-cache-dtype";
+        meant.then(|| value.or_else(|| command.get(i + 1).map(String::as_str)))?
     })
 }
 

@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::patient::{Audit, INDEX, Patient, Random, SHARDS};
 
 /// Takes tensors out of both shards and the index.
-fn without(drop: impl Fn(&str) -> bool + Copy) -> Patient {
+pub(crate) fn without(drop: impl Fn(&str) -> bool + Copy) -> Patient {
     let patient = Patient::canary();
     for name in SHARDS {
         patient.edit_shard(name, |shard| shard.retain(|tensor| !drop(tensor)));
@@ -85,7 +85,7 @@ fn a_wrong_shape_in_a_header_is_found_where_the_bytes_still_fit() {
     }
 }
 
-fn with_tensor(name: &str, shape: &[u64]) -> Patient {
+pub(crate) fn with_tensor(name: &str, shape: &[u64]) -> Patient {
     let patient = Patient::canary();
     patient.edit_shard(SHARDS[0], |shard| {
         let begin = shard.data.len();
@@ -138,7 +138,7 @@ fn more_layers_or_experts_than_the_config_says_are_found() {
     }
 }
 
-fn renamed(change: impl Fn(&str) -> String) -> Patient {
+pub(crate) fn renamed(change: impl Fn(&str) -> String) -> Patient {
     let patient = Patient::canary();
     for name in SHARDS {
         patient

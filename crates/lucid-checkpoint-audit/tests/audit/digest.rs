@@ -11,12 +11,12 @@ use lucid_findings::Deployment;
 use crate::patient::{Audit, Patient, Random, SHARDS};
 
 /// By coreutils: another implementation than the one under test.
-fn sha256sum(path: &Path) -> String {
+pub(crate) fn sha256sum(path: &Path) -> String {
     let output = Command::new("sha256sum").arg(path.canonicalize().unwrap()).output().unwrap();
     String::from_utf8(output.stdout).unwrap().split(' ').next().unwrap().to_owned()
 }
 
-fn flip_a_bit(patient: &Patient, name: &str) {
+pub(crate) fn flip_a_bit(patient: &Patient, name: &str) {
     let mut bytes = patient.read(name);
     let mut random = Random::new();
     let at = 100_000 + random.below(bytes.len() - 100_000);
@@ -25,7 +25,7 @@ fn flip_a_bit(patient: &Patient, name: &str) {
 }
 
 /// A manifest of the canary, in one of the forms.
-fn manifest(form: &str, place: &Path) -> PathBuf {
+pub(crate) fn manifest(form: &str, place: &Path) -> PathBuf {
     let patient = Patient::canary();
     let path = place.join(format!("manifest-{form}"));
     let lines: Vec<(String, String, u64)> = SHARDS

@@ -15,7 +15,7 @@ fn patient() -> Patient {
 }
 
 /// Where the data begins and a tensor's bytes lie, by searching its name: `n_dims`, dimensions, type, offset follow it.
-fn tensor(bytes: &[u8], name: &str) -> (usize, usize) {
+pub(crate) fn tensor(bytes: &[u8], name: &str) -> (usize, usize) {
     let mut key = (name.len() as u64).to_le_bytes().to_vec();
     key.extend_from_slice(name.as_bytes());
     let at = bytes.windows(key.len()).position(|window| window == key).unwrap() + key.len();

@@ -59,7 +59,7 @@ fn int4(name: &str, entry: &Value, bytes: &[u8]) -> Tensors {
 }
 
 /// Attention in FP8 blocks, experts in INT4 groups.
-fn requantized() -> Patient {
+pub(crate) fn requantized() -> Patient {
     let patient = Patient::canary();
     for name in SHARDS {
         patient.edit_shard(name, |shard| {

@@ -9,6 +9,7 @@ mod digest;
 mod extents;
 mod gguf;
 mod index;
+mod kinds;
 mod layouts;
 mod patient;
 mod published;

@@ -9,11 +9,11 @@ use crate::patient::{Audit, INDEX, Patient, Random, SHARDS};
 const CORRUPT: &str = "checkpoint-corrupt";
 const SCALES: &str = "checkpoint-scales";
 
-fn set(patient: &Patient, tensor: &str, value: f32) {
+pub(crate) fn set(patient: &Patient, tensor: &str, value: f32) {
     patient.edit_tensor(tensor, |bytes| bytes.copy_from_slice(&value.to_le_bytes()));
 }
 
-fn get(patient: &Patient, tensor: &str) -> f32 {
+pub(crate) fn get(patient: &Patient, tensor: &str) -> f32 {
     let mut value = 0.0;
     patient.edit_tensor(tensor, |bytes| value = f32::from_le_bytes(bytes.try_into().unwrap()));
     value
@@ -373,7 +373,7 @@ fn an_activation_scale_beyond_all_activations_is_saturated() {
     }
 }
 
-fn fp8_cache(scales: Option<f32>) -> CheckpointEvidence {
+pub(crate) fn fp8_cache(scales: Option<f32>) -> CheckpointEvidence {
     let patient = Patient::canary();
     patient
         .edit_json("config.json", |json| json["quantization_config"]["kv_cache_quant_algo"] = json!("FP8"));

@@ -138,7 +138,7 @@ fn another_model_s_template_writes_markers_that_are_no_tokens() {
 }
 
 /// Edits an added token in both places.
-fn token(patient: &Patient, name: &str, edit: impl Fn(&mut Value)) {
+pub(crate) fn token(patient: &Patient, name: &str, edit: impl Fn(&mut Value)) {
     patient.edit_json("tokenizer.json", |json| {
         let tokens = json["added_tokens"].as_array_mut().unwrap();
         edit(tokens.iter_mut().find(|token| token["content"] == name).unwrap());
