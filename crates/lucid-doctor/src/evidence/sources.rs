@@ -195,7 +195,7 @@ fn environment(
         wheels: sources.wheels.clone(),
         ..IntegrityOptions::default()
     };
-    let mountinfo = match sources.pid {
+    let mountinfo = match sources.pid.or_else(|| first_process(evidence)) {
         Some(pid) => std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).ok(),
         None if root == Path::new("/") => std::fs::read_to_string("/proc/self/mountinfo").ok(),
         None => None,
@@ -222,9 +222,22 @@ fn environment(
     evidence.environment = Some(found);
 }
 
+/// The patient's first process, if it was read in this machine's `/proc`.
+fn first_process(evidence: &MachineEvidence) -> Option<u32> {
+    Some(evidence.patient.as_ref()?.processes.first()?.pid)
+}
+
 fn host(sources: &Sources, evidence: &mut MachineEvidence, progress: &mut dyn FnMut(&'static str, Step)) {
-    // A process or a unit runs here: its machine is this one.
-    if !sources.host && sources.pid.is_none() && sources.unit.is_none() {
+    // A process or a unit runs here: its machine is this one. So is that of a container whose processes are seen from here.
+    let runs_here = sources.container.is_some() && first_process(evidence).is_some();
+    if !sources.host && sources.pid.is_none() && sources.unit.is_none() && !runs_here {
+        // What a container is promised, its shared memory above all, is known without its machine.
+        if evidence.patient.as_ref().is_some_and(|patient| patient.service.container.is_some()) {
+            evidence.memory = Some(MemoryEvidence {
+                notes: vec!["the machine itself was not read".to_owned()],
+                ..MemoryEvidence::default()
+            });
+        }
         return;
     }
     let mut gpu = GpuEvidence::gather(None, &mut |step| progress("GPUs", step));
