@@ -9,13 +9,13 @@ use cudarc::nvrtc::sys as nvrtc;
 
 use super::driver::{Gpu, failed};
 use super::kernels::{
-    ATTENTION_SHARED, DOWN_SHARED, EXPERTS_WIDE_SHARED, GATE_UP_SHARED, MATMUL_FORMAT_SHARED, MATMUL_SHARED,
-    PREFILL_SHARED,
+    ATTENTION_SHARED, DOWN_SHARED, EXPERTS_WIDE_SHARED, GATE_UP_SHARED, HOPPER_SHARED, MATMUL_FORMAT_SHARED,
+    MATMUL_SHARED, PREFILL_SHARED,
 };
 use crate::Error;
 
 /// The program's files, in the order in which they need each other.
-const SOURCES: [(&str, &str); 15] = [
+const SOURCES: [(&str, &str); 19] = [
     ("numerics.cuh", include_str!("kernels/numerics.cuh")),
     ("ring.cuh", include_str!("kernels/ring.cuh")),
     ("formats.cuh", include_str!("kernels/formats.cuh")),
@@ -30,6 +30,10 @@ const SOURCES: [(&str, &str); 15] = [
     ("router.cu", include_str!("kernels/router.cu")),
     ("experts.cu", include_str!("kernels/experts.cu")),
     ("prefill.cu", include_str!("kernels/prefill.cu")),
+    ("pack.cu", include_str!("kernels/pack.cu")),
+    ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
+    ("hopper.cuh", include_str!("kernels/hopper.cuh")),
+    ("hopper.cu", include_str!("kernels/hopper.cu")),
     ("ranks.cu", include_str!("kernels/ranks.cu")),
 ];
 
@@ -143,6 +147,7 @@ fn options(capability: u32, sizes: Sizes) -> Vec<String> {
         format!("-DDOWN_SHARED={DOWN_SHARED}"),
         format!("-DEXPERTS_WIDE_SHARED={EXPERTS_WIDE_SHARED}"),
         format!("-DPREFILL_SHARED={PREFILL_SHARED}"),
+        format!("-DHOPPER_SHARED={HOPPER_SHARED}"),
         format!("-DATTENTION_SHARED={ATTENTION_SHARED}"),
     ]
 }

@@ -154,6 +154,17 @@ impl Gpu {
         Ok(bytes.map_err(failed("asking for the GPU's shared memory"))?.max(0) as usize)
     }
 
+    /// Multiprocessors of the GPU.
+    ///
+    /// # Errors
+    /// When the GPU is lost.
+    pub fn multiprocessors(&self) -> Result<usize, Error> {
+        let which = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        // SAFETY: the device is a device.
+        let count = unsafe { result::device::get_attribute(self.inner.device, which) };
+        Ok(count.map_err(failed("asking for the GPU's multiprocessors"))?.max(1) as usize)
+    }
+
     /// Lets a kernel's blocks take so much shared memory.
     ///
     /// # Errors

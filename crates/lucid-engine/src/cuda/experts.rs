@@ -2,10 +2,11 @@
 
 use super::driver::{Address, Buffer, Gpu, launch};
 use super::kernels::{
-    DOWN_SHARED, EXPERTS_WIDE_SHARED, ExpertKernels, GATE_UP_SHARED, GateUpAndDown, Kernels, Order,
-    PREFILL_SHARED, PREFILL_VECTORS, VisitsArgs,
+    DOWN_SHARED, EXPERTS_WIDE_SHARED, ExpertKernels, GATE_UP_SHARED, GateUpAndDown, HOPPER_SHARED, Kernels,
+    Order, PREFILL_SHARED, PREFILL_VECTORS, VisitsArgs,
 };
-use super::matmul::{Product, multiply};
+use super::matmul::{HOPPER_THREADS, Product, multiply};
+use super::packing::{Packing, Room};
 use super::router::Routes;
 use super::weights::{Experts, Layout, Mlps};
 use crate::Error;
@@ -16,23 +17,26 @@ pub struct ExpertBuffers {
     activated: Buffer,
     /// `[visits, hidden]` f32
     down: Buffer,
+    /// For prompts on Hopper; the layer's other products use it too.
+    pub packing: Packing,
 }
 
 impl ExpertBuffers {
-    /// For `visits` visits to blocks of up to `width`, with activations of `terms` terms.
+    /// For visits to blocks of up to `width`, and what `room` says.
     ///
     /// # Errors
     /// When the memory is missing.
     pub fn new(
         gpu: &Gpu,
-        terms: usize,
-        visits: usize,
+        kernels: &Kernels,
+        room: Room,
         width: usize,
         hidden: usize,
     ) -> Result<ExpertBuffers, Error> {
         Ok(ExpertBuffers {
-            activated: gpu.allocate(visits * terms * width * 2)?,
-            down: gpu.allocate(visits * hidden * 4)?,
+            activated: gpu.allocate(room.visits * kernels.terms * width * 2)?,
+            down: gpu.allocate(room.visits * hidden * 4)?,
+            packing: Packing::new(gpu, kernels, room)?,
         })
     }
 
@@ -73,21 +77,14 @@ pub fn run(
     x: Normed,
     out: Output,
 ) -> Result<(), Error> {
-    let router = Product::new(&experts.router, vectors(x, experts.router.layout, experts.router.cols));
+    let router = Product::new(&experts.router, vectors(x, experts.router.layout, experts.router.cols))
+        .packed_in(&buffers.packing);
     multiply(gpu, kernels, router.into(routes.logits.address()), None, count)?;
     let bias = experts.bias.as_ref().map_or(Address::NULL, Buffer::address);
     routes.choose(gpu, kernels, bias, count)?;
     let (mlps, slots) = (&experts.routed, routes.most_active(count));
-    visit(
-        gpu,
-        kernels,
-        mlps,
-        routes.visits(count),
-        slots,
-        Pass::best(kernels, mlps, slots, count),
-        x,
-        buffers,
-    )?;
+    let pass = Pass::best(kernels, mlps, slots, count, count * routes.per_token());
+    visit(gpu, kernels, mlps, routes.visits(count), slots, pass, x, buffers)?;
     let shared = i32::from(experts.shared_joined);
     combine(gpu, kernels, buffers, Some(routes), shared, count, mlps.hidden, out)?;
     match &experts.shared {
@@ -107,7 +104,7 @@ pub fn swiglu(
     out: Output,
 ) -> Result<(), Error> {
     let visits = VisitsArgs { slots: Address::NULL, tokens: Address::NULL, count: count as u32 };
-    visit(gpu, kernels, mlp, visits, 1, Pass::best(kernels, mlp, 1, count), x, buffers)?;
+    visit(gpu, kernels, mlp, visits, 1, Pass::best(kernels, mlp, 1, count, count), x, buffers)?;
     combine(gpu, kernels, buffers, None, 1, count, mlp.hidden, out)
 }
 
@@ -132,14 +129,23 @@ pub enum Pass {
     Wide,
     /// Up to 64 share what is unpacked, and vectors come to shared memory: for prompts.
     Prefill,
+    /// So many share it, on warpgroup instructions: for prompts on Hopper. One of the widths that [`ExpertKernels::hopper`] has.
+    Hopper(usize),
 }
 
 impl Pass {
-    /// The fastest for a step of `count` tokens that visits up to `slots` experts.
+    /// The fastest for a step of `count` tokens with so many visits to up to `slots` experts.
     #[must_use]
-    pub fn best(kernels: &Kernels, mlps: &Mlps, slots: usize, count: usize) -> Pass {
+    pub fn best(kernels: &Kernels, mlps: &Mlps, slots: usize, count: usize, visits: usize) -> Pass {
         if kernels.prefill && count > PREFILL_VECTORS {
-            return Pass::Prefill;
+            let fast = is_fast(mlps.gate_layout, mlps.hidden, Pass::Prefill)
+                && is_fast(mlps.down_layout, mlps.width, Pass::Prefill)
+                && mlps.gate_layout == mlps.down_layout;
+            return if kernels.hopper.is_some() && fast {
+                Pass::Hopper(hopper_width(kernels.experts(mlps.gate_layout), visits / slots))
+            } else {
+                Pass::Prefill
+            };
         }
         let wide_blocks = mlps.width.div_ceil(WARPS * TILE_ROWS) * slots;
         if kernels.roomy && kernels.terms == 1 && wide_blocks >= ENOUGH_BLOCKS {
@@ -156,6 +162,10 @@ impl Pass {
         match (self, of.wide) {
             (Pass::Wide, Some(wide)) => (Pass::Wide, wide),
             (Pass::Many | Pass::Wide, _) => (Pass::Many, of.many),
+            (Pass::Hopper(width), _) => match of.hopper.iter().find(|(wide, _)| *wide == width) {
+                Some((_, pair)) => (Pass::Hopper(width), *pair),
+                None => (Pass::Prefill, of.prefill),
+            },
             (Pass::Prefill, _) => (Pass::Prefill, of.prefill),
             (Pass::Plain | Pass::Narrow, _) => (Pass::Narrow, of.narrow),
         }
@@ -172,15 +182,22 @@ impl Pass {
     fn shared_bytes(self, otherwise: usize) -> usize {
         if self == Pass::Wide { EXPERTS_WIDE_SHARED } else { otherwise }
     }
+}
 
-    /// Groups of visitors at the most that blocks of [`Pass::Prefill`] take.
-    fn groups(visits: VisitsArgs, slots: usize) -> usize {
-        match visits.slots {
-            Address::NULL => (visits.count as usize).div_ceil(PREFILL_VECTORS),
-            // Each expert's last group may be small.
-            _ => slots + visits.count as usize / PREFILL_VECTORS,
-        }
+/// Groups of up to `width` visitors, at the most.
+fn groups(visits: VisitsArgs, slots: usize, width: usize) -> usize {
+    match visits.slots {
+        Address::NULL => (visits.count as usize).div_ceil(width),
+        // Each expert's last group may be small.
+        _ => slots + visits.count as usize / width,
     }
+}
+
+/// The narrowest tile in which most experts' visitors find room, where `mean` visit one: two standard deviations more.
+fn hopper_width(kernels: &ExpertKernels, mean: usize) -> usize {
+    let wanted = mean + 2 * mean.isqrt();
+    let widths = || kernels.hopper.iter().map(|(width, _)| *width);
+    widths().find(|&width| width >= wanted).or(widths().last()).unwrap_or(0)
 }
 
 /// All visits: `outputs[v] = Expert(x[token of v])`. `slots` is the most experts that can be active.
@@ -238,8 +255,19 @@ pub fn gate_up(
         let slices = slices(mlps.gate_layout, mlps.hidden, WARPS / 2);
         let (pass, pair) = pass.kernels(kernels.experts(mlps.gate_layout));
         let kernel = match pass {
+            Pass::Hopper(width) => {
+                let packing = &buffers.packing;
+                let most = groups(visits, slots, width);
+                packing.list(gpu, kernels, visits, slots, width)?;
+                packing.pack_visitors(gpu, kernels, most, width, visits.tokens, vectors, mlps.hidden)?;
+                let (groups, packed, slices) = (packing.groups(), packing.vectors(), slices as u32);
+                let blocks = (kernels.hopper.unwrap_or(1), 1, 1);
+                return launch!(gpu, pair.gate_up, blocks, HOPPER_THREADS, HOPPER_SHARED;
+                    gate, up, rows, cols, groups, packed, activated, down_order, slices);
+            }
             Pass::Prefill => {
-                let grid = (pass.row_blocks(mlps.width, 2, slices), Pass::groups(visits, slots), 1);
+                let grid =
+                    (pass.row_blocks(mlps.width, 2, slices), groups(visits, slots, PREFILL_VECTORS), 1);
                 let (slices, slots) = (slices as u32, slots as u32);
                 return launch!(gpu, pair.gate_up, grid, THREADS, PREFILL_SHARED;
                     gate, up, rows, cols, visits, slots, vectors, activated, down_order, slices);
@@ -274,8 +302,19 @@ pub fn down(
         let slices = slices(mlps.down_layout, mlps.width, WARPS);
         let (pass, pair) = pass.kernels(kernels.experts(mlps.down_layout));
         let kernel = match pass {
+            Pass::Hopper(width) => {
+                // The list is gate's and up's.
+                let packing = &buffers.packing;
+                let most = groups(visits, slots, width);
+                packing.pack_visitors(gpu, kernels, most, width, Address::NULL, activated, mlps.width)?;
+                let (groups, packed, slices) = (packing.groups(), packing.vectors(), slices as u32);
+                let blocks = (kernels.hopper.unwrap_or(1), 1, 1);
+                return launch!(gpu, pair.down, blocks, HOPPER_THREADS, HOPPER_SHARED;
+                    down, rows, cols, groups, packed, y, slices);
+            }
             Pass::Prefill => {
-                let grid = (pass.row_blocks(mlps.hidden, 1, slices), Pass::groups(visits, slots), 1);
+                let grid =
+                    (pass.row_blocks(mlps.hidden, 1, slices), groups(visits, slots, PREFILL_VECTORS), 1);
                 let (slices, slots) = (slices as u32, slots as u32);
                 return launch!(gpu, pair.down, grid, THREADS, PREFILL_SHARED;
                     down, rows, cols, visits, slots, activated, y, slices);

@@ -15,6 +15,7 @@ use super::graph::Graphs;
 use super::kernels::{Kernels, Order};
 use super::matmul::{Product, multiply};
 use super::norm::rms_norm;
+use super::packing::Room;
 use super::ranks::{Place, Ranks, Seat, Sum};
 use super::rope::upload_angles;
 use super::router::Routes;
@@ -189,6 +190,16 @@ impl CudaModel {
         // A dense block has one visit a token, experts one for each route and one for the shared expert.
         let (visits, width) =
             ((per_token + 1) * max_tokens, widest.max(config.intermediate_size).div_ceil(per_token + 1));
+        let heads = config.num_attention_heads;
+        let columns =
+            [config.hidden_size, config.q_lora_rank.unwrap_or(0), heads * latent, heads * config.v_head_dim];
+        let room = Room {
+            tokens: max_tokens,
+            columns: columns.into_iter().max().unwrap_or(0),
+            visits,
+            visit_columns: config.hidden_size.max(width),
+            slots: moe.map_or(0, |moe| moe.n_routed_experts) + 1,
+        };
         Ok(CudaModel {
             graphs: Graphs::new(&gpu),
             cache: LatentCache::new(&gpu, config.num_hidden_layers, 0, latent + rope, semantics.mode)?,
@@ -197,7 +208,7 @@ impl CudaModel {
             scratch: Scratch::new(&gpu, &config, kernels.terms, max_tokens)?,
             partial: PartialSums::new(&gpu, shape, positions)?,
             routes: moe.map(|moe| Routes::new(&gpu, moe, joined, max_tokens)).transpose()?,
-            experts: ExpertBuffers::new(&gpu, kernels.terms, visits, width, config.hidden_size)?,
+            experts: ExpertBuffers::new(&gpu, &kernels, room, width, config.hidden_size)?,
             angles: upload_angles(&gpu, &whole, positions)?,
             weights,
             kernels,
@@ -415,10 +426,11 @@ impl CudaModel {
         let normed = |weight| vectors(weight, s.normed.address(), s.normed_nvfp4.address());
 
         // Queries, and the cache entry [c | k_pe].
-        let entry = Product::new(&weights.kv_a, normed(&weights.kv_a)).into(s.entry.address());
+        let product = |weight, x| Product::new(weight, x).packed_in(&self.experts.packing);
+        let entry = product(&weights.kv_a, normed(&weights.kv_a)).into(s.entry.address());
         match &weights.query {
             Query::Latent { q_a, q_a_norm, q_b } => {
-                let low = Product::new(q_a, normed(q_a)).into(s.query_low.address());
+                let low = product(q_a, normed(q_a)).into(s.query_low.address());
                 multiply(gpu, kernels, low, Some(entry), count)?;
                 let (rank, eps) = (q_a.rows, self.semantics.latent_norm_eps as f32);
                 let split = s.query_low_split.address();
@@ -426,10 +438,10 @@ impl CudaModel {
                 let (natural, nvfp4) = if natural { (split, Address::NULL) } else { (Address::NULL, split) };
                 let x = (s.query_low.address(), rank);
                 rms_norm(gpu, kernels, count, x, q_a_norm.address(), eps, rank, natural, nvfp4)?;
-                multiply(gpu, kernels, Product::new(q_b, split).into(s.query.address()), None, count)?;
+                multiply(gpu, kernels, product(q_b, split).into(s.query.address()), None, count)?;
             }
             Query::Direct(q) => {
-                let query = Product::new(q, normed(q)).into(s.query.address());
+                let query = product(q, normed(q)).into(s.query.address());
                 multiply(gpu, kernels, query, Some(entry), count)?;
             }
         }
@@ -447,20 +459,22 @@ impl CudaModel {
         attention::inputs(gpu, kernels, shape, step, cache, &inputs)?;
 
         // q̃_h = UK_hᵀ q_h, then Σ_t p_t c_t, then UV_h of it.
-        let absorb = Product::new(&weights.k_b_transposed, s.nope.address())
-            .into(s.absorbed.address())
-            .per_head(heads, (0, latent, latent), (width, heads * width));
+        let absorb = product(&weights.k_b_transposed, s.nope.address()).into(s.absorbed.address()).per_head(
+            heads,
+            (0, latent, latent),
+            (width, heads * width),
+        );
         multiply(gpu, kernels, absorb, None, count)?;
         let pages = self.partial.choose(kernels, shape, step);
         let absorbed = s.absorbed.address();
         let latents = (s.latent.address(), weights.kv_b.order());
         attention::attend(gpu, kernels, shape, step, cache, absorbed, &self.partial, pages, latents)?;
-        let values = Product::new(&weights.kv_b, s.latent.address())
+        let values = product(&weights.kv_b, s.latent.address())
             .split_into(s.heads.address(), weights.o.order())
             .per_head(heads, (nope, nope + value, value), (value, heads * value));
         multiply(gpu, kernels, values, None, count)?;
         let out = self.ranks.output(Sum::Attention, s.hidden.address());
-        let output = Product::new(&weights.o, s.heads.address());
+        let output = product(&weights.o, s.heads.address());
         let output = if out.add { output.add_to(out.at) } else { output.into(out.at) };
         multiply(gpu, kernels, output, None, count)
     }
@@ -561,7 +575,13 @@ impl CudaModel {
             });
             let slots = routes.most_active(count);
             let visits = time(&|| {
-                let pass = experts::Pass::best(&self.kernels, &experts.routed, slots, count);
+                let pass = experts::Pass::best(
+                    &self.kernels,
+                    &experts.routed,
+                    slots,
+                    count,
+                    count * routes.per_token(),
+                );
                 let visits = routes.visits(count);
                 experts::visit(
                     &self.gpu,

@@ -21,6 +21,8 @@ macro_rules! kernels {
             pub roomy: bool,
             /// Whether the kernels for prompts can be used: bf16 activations, large blocks and the copy engine.
             pub prefill: bool,
+            /// Multiprocessors, where the warpgroup kernels for prompts can be used: Hopper. They come instead of the others.
+            pub hopper: Option<usize>,
             /// Keeps the program loaded.
             _module: Module,
         }
@@ -33,17 +35,20 @@ macro_rules! kernels {
             pub fn load(gpu: &Gpu, sizes: Sizes) -> Result<Kernels, Error> {
                 let module = Module::load(gpu, sizes)?;
                 let roomy = gpu.shared_bytes_of_a_block()? >= ATTENTION_SHARED;
+                let prefill = roomy && gpu.capability() >= 90 && sizes.terms == 1;
+                let hopper = if prefill && gpu.capability() == 90 { Some(gpu.multiprocessors()?) } else { None };
                 let kernels = Kernels {
                     $($name: module.kernel(stringify!($name))?,)+
                     experts: [
-                        ExpertKernels::load(&module, "nvfp4")?,
-                        ExpertKernels::load(&module, "int4")?,
-                        ExpertKernels::load(&module, "f8")?,
-                        ExpertKernels::load(&module, "bf16")?,
+                        ExpertKernels::load(&module, "nvfp4", &[32, 64, 128, 192])?,
+                        ExpertKernels::load(&module, "int4", &[32, 64, 96])?,
+                        ExpertKernels::load(&module, "f8", &[32, 64, 96])?,
+                        ExpertKernels::load(&module, "bf16", &[64, 128])?,
                     ],
                     terms: sizes.terms,
                     roomy,
-                    prefill: roomy && gpu.capability() >= 90 && sizes.terms == 1,
+                    prefill,
+                    hopper,
                     _module: module,
                 };
                 kernels.allow_shared(gpu)?;
@@ -75,6 +80,13 @@ kernels!(
     matmul_f8_8,
     matmul_f8_32,
     matmul_prefill_f8,
+    list_groups,
+    pack_vectors,
+    pack_visitors,
+    matmul_hopper_bf16_128,
+    matmul_hopper_nvfp4_128,
+    matmul_hopper_int4_96,
+    matmul_hopper_f8_96,
     attention_inputs_f32,
     attention_inputs_bf16,
     attend_f32,
@@ -116,10 +128,12 @@ pub struct ExpertKernels {
     pub wide: Option<GateUpAndDown>,
     /// For prompts.
     pub prefill: GateUpAndDown,
+    /// For prompts on Hopper, by the most visitors of a tile.
+    pub hopper: Vec<(usize, GateUpAndDown)>,
 }
 
 impl ExpertKernels {
-    fn load(module: &Module, form: &str) -> Result<ExpertKernels, Error> {
+    fn load(module: &Module, form: &str, hopper: &[usize]) -> Result<ExpertKernels, Error> {
         let pair = |variant: &str| {
             Ok::<GateUpAndDown, Error>(GateUpAndDown {
                 gate_up: module.kernel(&format!("experts_gate_up_{form}_{variant}"))?,
@@ -131,6 +145,10 @@ impl ExpertKernels {
             many: pair("24")?,
             wide: if form == "bf16" { None } else { Some(pair("wide")?) },
             prefill: pair("prefill")?,
+            hopper: hopper
+                .iter()
+                .map(|&width| Ok((width, pair(&format!("hopper_{width}"))?)))
+                .collect::<Result<_, Error>>()?,
         })
     }
 }
@@ -147,6 +165,8 @@ pub const DOWN_SHARED: usize = 56 << 10;
 pub const EXPERTS_WIDE_SHARED: usize = 108 << 10;
 /// The same for prompts: one block a multiprocessor.
 pub const PREFILL_SHARED: usize = 192 << 10;
+/// The same for prompts on Hopper: one block a multiprocessor.
+pub const HOPPER_SHARED: usize = 226 << 10;
 /// Vectors of a block for prompts, `PREFILL_VECTORS` of `prefill.cu`.
 pub const PREFILL_VECTORS: usize = 64;
 /// The same for attention on tensor cores: two pages, queries, scores.
@@ -196,6 +216,16 @@ impl Kernels {
             ];
             for kernel in products {
                 gpu.allow_shared(kernel, PREFILL_SHARED)?;
+            }
+            let products = [
+                self.matmul_hopper_bf16_128,
+                self.matmul_hopper_nvfp4_128,
+                self.matmul_hopper_int4_96,
+                self.matmul_hopper_f8_96,
+            ];
+            let experts = self.experts.iter().flat_map(|experts| &experts.hopper);
+            for kernel in experts.flat_map(|(_, pair)| [pair.gate_up, pair.down]).chain(products) {
+                gpu.allow_shared(kernel, HOPPER_SHARED)?;
             }
             let rows = [self.attend_rows_16, self.attend_rows_32];
             for kernel in rows.into_iter().chain([self.attend_spans_16, self.attend_spans_32]) {

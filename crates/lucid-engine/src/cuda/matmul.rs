@@ -2,14 +2,18 @@
 
 use super::driver::{Address, Gpu, launch};
 use super::kernels::{
-    Kernels, MATMUL_FORMAT_SHARED, MATMUL_SHARED, Order, PREFILL_SHARED, PREFILL_VECTORS, ProductArgs,
+    HOPPER_SHARED, Kernels, MATMUL_FORMAT_SHARED, MATMUL_SHARED, Order, PREFILL_SHARED, PREFILL_VECTORS,
+    ProductArgs,
 };
+use super::packing::{Packing, pack};
 use super::weights::{DeviceMatrix, Layout};
 use crate::Error;
 
 /// Warps of a block, sixteen rows each (see `mma.cuh`).
 const WARPS: usize = 8;
 const TILE_ROWS: usize = 16;
+/// Threads of a block of Hopper's kernels (see `hopper.cuh`).
+pub const HOPPER_THREADS: usize = 384;
 
 /// The two products of a launch, `Products` of `matmul.cu`.
 #[derive(Clone, Copy)]
@@ -31,6 +35,7 @@ pub struct Product {
     args: ProductArgs,
     layout: Layout,
     heads: usize,
+    packed: Option<Address>,
 }
 
 impl Product {
@@ -61,7 +66,7 @@ impl Product {
             accumulate: 0,
             slices: layout.slices(weight.cols, WARPS) as u32,
         };
-        Product { args, layout, heads: 1 }
+        Product { args, layout, heads: 1, packed: None }
     }
 
     /// Writes f32 `[vectors, rows]`.
@@ -82,6 +87,13 @@ impl Product {
     #[must_use]
     pub fn split_into(mut self, y: Address, order: Order) -> Product {
         (self.args.y_split, self.args.y_order) = (y, order);
+        self
+    }
+
+    /// Where vectors may be packed: Hopper's kernels for prompts need that.
+    #[must_use]
+    pub fn packed_in(mut self, packing: &Packing) -> Product {
+        self.packed = Some(packing.vectors());
         self
     }
 
@@ -129,7 +141,8 @@ impl Product {
 
     /// Whether [`multiply_prefill`] takes it: steps of 128 columns.
     fn is_for_prefill(&self, kernels: &Kernels) -> bool {
-        kernels.prefill && self.is_fast() && self.args.cols.is_multiple_of(128)
+        let of_heads = self.args.x_head == 0 || self.args.x_head.is_multiple_of(128);
+        kernels.prefill && self.is_fast() && self.args.cols.is_multiple_of(128) && of_heads
     }
 
     fn row_blocks(&self) -> usize {
@@ -153,6 +166,11 @@ pub fn multiply(
         && first.is_for_prefill(kernels)
         && second.is_none_or(|p| p.is_for_prefill(kernels))
     {
+        let as_they_stand = |product: &Product| product.args.gather == Address::NULL;
+        let all_stand = as_they_stand(&first) && second.as_ref().is_none_or(as_they_stand);
+        if let (true, Some(multiprocessors), Some(packed)) = (all_stand, kernels.hopper, first.packed) {
+            return multiply_hopper(gpu, kernels, multiprocessors, packed, first, second, count);
+        }
         let products = [Some(first), second].into_iter().flatten();
         return products.into_iter().try_for_each(|product| multiply_prefill(gpu, kernels, product, count));
     }
@@ -203,6 +221,36 @@ fn multiply_prefill(gpu: &Gpu, kernels: &Kernels, product: Product, count: usize
     let (args, vectors) = (product.args, count as u32);
     let grid = (blocks, count.div_ceil(PREFILL_VECTORS), product.heads);
     launch!(gpu, kernel, grid, 256, PREFILL_SHARED; args, vectors)
+}
+
+/// The kernels for prompts on Hopper; the bits are those of decoding. Both products are of the same vectors.
+fn multiply_hopper(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    multiprocessors: usize,
+    packed: Address,
+    first: Product,
+    second: Option<Product>,
+    count: usize,
+) -> Result<(), Error> {
+    let mut there = None;
+    for product in [Some(first), second].into_iter().flatten() {
+        let (kernel, width) = match product.layout {
+            Layout::Nvfp4 => (kernels.matmul_hopper_nvfp4_128, 128),
+            Layout::Int4 => (kernels.matmul_hopper_int4_96, 96),
+            Layout::F8Blocks => (kernels.matmul_hopper_f8_96, 96),
+            _ => (kernels.matmul_hopper_bf16_128, 128),
+        };
+        let args = product.args;
+        let wanted = (args.x, args.x_width, width);
+        if there != Some(wanted) {
+            pack(gpu, kernels, args.x, count, width, args.x_width as usize, packed)?;
+            there = Some(wanted);
+        }
+        let (heads, vectors) = (product.heads as u32, count as u32);
+        launch!(gpu, kernel, (multiprocessors, 1, 1), HOPPER_THREADS, HOPPER_SHARED; args, heads, packed, vectors)?;
+    }
+    Ok(())
 }
 
 /// The plain kernel, whatever the layout.

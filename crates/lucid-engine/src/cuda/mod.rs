@@ -16,6 +16,7 @@ mod graph;
 mod kernels;
 mod matmul;
 mod norm;
+mod packing;
 mod ranks;
 mod rope;
 mod router;

@@ -24,9 +24,11 @@ __device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b) {
 }
 
 // Left shifts as products: they run on a pipe that has nothing else to do. The compiler would turn them back into shifts if it
-// knew the factors, so they come from the block's size, which is 256.
+// knew the factors, so they come from the block's size, `block`.
 struct Factors {
-    u32 two = blockDim.x / 128, eight = blockDim.x / 32, sixty_four = blockDim.x / 4;
+    u32 two, eight, sixty_four;
+    __device__ __forceinline__ explicit Factors(u32 block = 256)
+        : two(blockDim.x / (block / 2)), eight(blockDim.x / (block / 8)), sixty_four(blockDim.x / (block / 64)) {}
 };
 
 // Codes i and i + 4 of an interleaved word (see numerics.cuh) as a bf16 pair, times 2^-126: the sign in bit 15, the three
@@ -63,6 +65,15 @@ struct Nvfp4 {
         u32 scales = ((const u32*)(tile + 1024))[lane];
         low_pair = scale_pair(__byte_perm(scales, 0, 0x4140));
         high_pair = scale_pair(__byte_perm(scales, 0, 0x4342));
+    }
+    // Rows g from half `low_half` of one tile, rows g + 8 from half `high_half` of another.
+    __device__ __forceinline__ void load(const u8* low_tile, u32 low_half, const u8* high_tile, u32 high_half, u32 lane) {
+        low = ((const uint4*)(low_tile + 512 * low_half))[lane];
+        high = ((const uint4*)(high_tile + 512 * high_half))[lane];
+        u32 low_scales = ((const u16*)(low_tile + 1024))[2 * lane + low_half];
+        u32 high_scales = ((const u16*)(high_tile + 1024))[2 * lane + high_half];
+        low_pair = scale_pair(__byte_perm(low_scales, 0, 0x4140));
+        high_pair = scale_pair(__byte_perm(high_scales, 0, 0x4140));
     }
     __device__ __forceinline__ void unpack(u32 (&a)[8], int word, const Factors& by) const {
         u32 broadcast = word < 2 ? 0x1010 : 0x3232;
@@ -101,6 +112,12 @@ struct Int4 {
         low_scales = ((const uint2*)(tile + 1024))[lane / 4];
         high_scales = ((const uint2*)(tile + 1024))[lane / 4 + 8];
     }
+    __device__ __forceinline__ void load(const u8* low_tile, u32 low_half, const u8* high_tile, u32 high_half, u32 lane) {
+        low = ((const uint4*)(low_tile + 512 * low_half))[lane];
+        high = ((const uint4*)(high_tile + 512 * high_half))[lane];
+        low_scales = ((const uint2*)(low_tile + 1024))[lane / 4 + 8 * low_half];
+        high_scales = ((const uint2*)(high_tile + 1024))[lane / 4 + 8 * high_half];
+    }
     __device__ __forceinline__ void unpack(u32 (&a)[8], int word, const Factors&) const {
         u32 l = (&low.x)[word], h = (&high.x)[word];
         a[0] = pair<0>(l);
@@ -127,7 +144,7 @@ struct F8Blocks {
     static const bool SCALED = true;
     static __device__ __forceinline__ float unit() { return 1.0f; }
     uint4 low[2], high[2];  // words 0 and 1, words 2 and 3
-    float factor;
+    float factor, high_factor;  // of rows g, of rows g + 8
 
     // Two codes, in bits 0 to 7 and 16 to 23, as a bf16 pair: exact, and NaN stays NaN.
     static __device__ __forceinline__ u32 pair(u32 codes) {
@@ -142,7 +159,16 @@ struct F8Blocks {
             low[i] = ((const uint4*)(tile + 1024 * i))[lane];
             high[i] = ((const uint4*)(tile + 1024 * i + 512))[lane];
         }
-        factor = *(const float*)(tile + 2048);
+        factor = high_factor = *(const float*)(tile + 2048);
+    }
+    __device__ __forceinline__ void load(const u8* low_tile, u32 low_half, const u8* high_tile, u32 high_half, u32 lane) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            low[i] = ((const uint4*)(low_tile + 1024 * i + 512 * low_half))[lane];
+            high[i] = ((const uint4*)(high_tile + 1024 * i + 512 * high_half))[lane];
+        }
+        factor = *(const float*)(low_tile + 2048);
+        high_factor = *(const float*)(high_tile + 2048);
     }
     __device__ __forceinline__ void unpack(u32 (&a)[8], int word, const Factors&) const {
         const uint4 &l = low[word / 2], &h = high[word / 2];
@@ -157,7 +183,7 @@ struct F8Blocks {
         a[6] = pair(l1 >> 8);
         a[7] = pair(h1 >> 8);
     }
-    __device__ __forceinline__ float2 scale(int) const { return make_float2(factor, factor); }
+    __device__ __forceinline__ float2 scale(int) const { return make_float2(factor, high_factor); }
 };
 
 // bf16: four tiles of 32 columns are one of 128.

@@ -15,6 +15,7 @@ use crate::cuda::experts::{ExpertBuffers, Normed, Pass, down, gate_up};
 use crate::cuda::forward::CudaModel;
 use crate::cuda::kernels::{Kernels, Order};
 use crate::cuda::matmul::{Product, multiply};
+use crate::cuda::packing::Room;
 use crate::cuda::ranks::Ranks;
 use crate::cuda::router::Routes;
 use crate::cuda::weights::{
@@ -287,7 +288,9 @@ fn experts_alone(gpu: &Gpu, kernels: &Kernels, mlps: &[&Mlps], batch: usize, cop
     let xs: Vec<f32> = (0..batch * HIDDEN).map(|_| random.number()).collect();
     let x = split_vectors(gpu, kernels, &xs, HIDDEN, mlps[0].gate_layout.order(HIDDEN));
     let x = Normed { natural: x.address(), nvfp4: x.address() };
-    let buffers = ExpertBuffers::new(gpu, kernels.terms, 9 * batch, WIDTH, HIDDEN).unwrap();
+    let room =
+        Room { tokens: batch, columns: HIDDEN, visits: 9 * batch, visit_columns: HIDDEN, slots: EXPERTS + 1 };
+    let buffers = ExpertBuffers::new(gpu, kernels, room, WIDTH, HIDDEN).unwrap();
     // Eight routings by six layers: no weight is still in the second-level cache when its turn comes again.
     let mut distinct = 0;
     let routings: Vec<Routes> = (0..8)
@@ -303,7 +306,7 @@ fn experts_alone(gpu: &Gpu, kernels: &Kernels, mlps: &[&Mlps], batch: usize, cop
     let experts = distinct as f64 / 8.0;
     println!("batch {batch}: {:.1} routed experts and the shared one", experts - 1.0);
     let slots = routings[0].most_active(batch);
-    let pass = Pass::best(kernels, mlps[0], slots, batch);
+    let pass = Pass::best(kernels, mlps[0], slots, batch, 8 * batch);
     let up = measure(gpu, |i| {
         let visits = routings[i % 8].visits(batch);
         gate_up(gpu, kernels, mlps[i % mlps.len()], visits, slots, pass, x, &buffers).unwrap();

@@ -5,6 +5,7 @@ use super::{bf16, gpu, gpu_with_terms, read, same_bits, split_vectors};
 use crate::cuda::driver::Address;
 use crate::cuda::experts::{ExpertBuffers, Normed, Output, Pass, visit};
 use crate::cuda::kernels::Order;
+use crate::cuda::packing::Room;
 use crate::cuda::router::Routes;
 use crate::cuda::weights::{Layout, Mlps};
 use crate::weights::Mlp;
@@ -51,7 +52,7 @@ fn visits_match_f64(terms: usize, tolerance: f64) {
             })
             .collect();
         let on_gpu = Mlps::upload(&gpu, &kernels, &mlps.iter().collect::<Vec<_>>()).unwrap();
-        for count in [1, 2, 5, 17, 70] {
+        for count in [1, 2, 5, 17, 70, 301] {
             let moe = MoE {
                 n_routed_experts: EXPERTS,
                 n_shared_experts: 1,
@@ -80,7 +81,8 @@ fn visits_match_f64(terms: usize, tolerance: f64) {
             let x = Normed { natural: natural.address(), nvfp4: nvfp4.address() };
             let visits = count * (PER_TOKEN + 1);
             let run = |pass: Pass| {
-                let buffers = ExpertBuffers::new(&gpu, terms, visits, width, hidden).unwrap();
+                let buffers =
+                    ExpertBuffers::new(&gpu, &kernels, room(count, hidden, width), width, hidden).unwrap();
                 gpu.write(buffers.outputs(), &vec![f32::NAN; visits * hidden]).unwrap();
                 let slots = routes.most_active(count);
                 visit(&gpu, &kernels, &on_gpu, routes.visits(count), slots, pass, x, &buffers).unwrap();
@@ -91,7 +93,9 @@ fn visits_match_f64(terms: usize, tolerance: f64) {
             let (plain, narrow) = (run(Pass::Plain), run(Pass::Narrow));
             let wide = (terms == 1 && kernels.roomy).then_some(Pass::Wide);
             let prefill = kernels.prefill.then_some(Pass::Prefill);
-            for pass in [Pass::Many].into_iter().chain(wide).chain(prefill) {
+            let hopper =
+                kernels.hopper.map(|_| [32, 64, 96, 128, 192].map(Pass::Hopper)).into_iter().flatten();
+            for pass in [Pass::Many].into_iter().chain(wide).chain(prefill).chain(hopper) {
                 assert!(
                     same_bits(&narrow, &run(pass)),
                     "{pass:?}, {layout:?} {hidden}x{width}, {count} tokens"
@@ -119,6 +123,11 @@ fn visits_match_f64(terms: usize, tolerance: f64) {
             }
         }
     }
+}
+
+fn room(tokens: usize, hidden: usize, width: usize) -> Room {
+    let visits = tokens * (PER_TOKEN + 1);
+    Room { tokens, columns: hidden, visits, visit_columns: hidden.max(width), slots: EXPERTS + 1 }
 }
 
 fn swiglu(mlp: &Mlp, x: &[f32]) -> Vec<f64> {
@@ -166,7 +175,7 @@ fn a_layers_sum_is_the_weighted_sum_of_its_visits() {
     let experts = crate::cuda::weights::upload_experts(&gpu, &kernels, &host).unwrap();
     assert!(experts.shared_joined);
     let routes = Routes::new(&gpu, &moe, true, count).unwrap();
-    let buffers = ExpertBuffers::new(&gpu, kernels.terms, count * (PER_TOKEN + 1), width, hidden).unwrap();
+    let buffers = ExpertBuffers::new(&gpu, &kernels, room(count, hidden, width), width, hidden).unwrap();
     let natural = split_vectors(&gpu, &kernels, &xs, hidden, Order::Natural);
     let nvfp4 = split_vectors(&gpu, &kernels, &xs, hidden, Order::Nvfp4);
     let x = Normed { natural: natural.address(), nvfp4: nvfp4.address() };

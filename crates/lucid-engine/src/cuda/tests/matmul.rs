@@ -4,6 +4,7 @@ use super::random::{self, Random, decoded, dot};
 use super::{bf16, gpu, gpu_with_terms, poisoned, read, same_bits, split_vectors};
 use crate::cuda::kernels::Order;
 use crate::cuda::matmul::{Product, multiply, multiply_plain};
+use crate::cuda::packing::{Packing, Room};
 use crate::cuda::weights::{DeviceMatrix, Layout};
 
 /// A sum's rounding, relative to the sum of its absolute terms: tensor cores cut products off below 2^-24 of the largest.
@@ -53,10 +54,12 @@ fn products_match_f64(terms: usize) {
             let xs: Vec<f32> = xs.into_iter().map(|x| if terms == 1 { bf16(x) } else { x }).collect();
             let x = split_vectors(&gpu, &kernels, &xs, cols, layout.order(cols));
             let mut fewer = Vec::new();
+            let room = Room { tokens: 133, columns: cols, visits: 0, visit_columns: 0, slots: 0 };
+            let packing = Packing::new(&gpu, &kernels, room).unwrap();
             for count in [1, 2, 3, 8, 9, 17, 29, 37, 70, 133] {
                 let y = poisoned(&gpu, count * rows);
                 let product = Product::new(&weight, x.address()).into(y.address());
-                multiply(&gpu, &kernels, product, None, count).unwrap();
+                multiply(&gpu, &kernels, product.packed_in(&packing), None, count).unwrap();
                 let fast = read(&gpu, &y, count * rows);
                 multiply_plain(&gpu, &kernels, product, count).unwrap();
                 let plain = read(&gpu, &y, count * rows);

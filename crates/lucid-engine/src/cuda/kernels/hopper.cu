@@ -1,0 +1,178 @@
+// The kernels for prompts on Hopper (see hopper.cuh).
+
+// grid (multiprocessors), 384 threads; row blocks are 64 rows of gate and the same of up.
+template <typename Format, int N>
+__device__ __forceinline__ void gate_up_hopper(const ExpertWeight& gate, const ExpertWeight& up, u32 rows, u32 cols,
+                                               const uint4* groups, const u8* packed, u16* activated, int out_order, u32 slices) {
+#if HOPPER
+    HopperMemory<Format, N>& memory = hopper_memory<Format, N>();
+    const int STAGES = HopperMemory<Format, N>::STAGES;
+    __shared__ HopperFlags<STAGES> flags;
+    prepare(flags);
+    wait_for_previous();
+    u32 row_blocks = (rows + 63) / 64, chunks = cols / CHUNK, lane = threadIdx.x % 32;
+    Turn turn{0, 0};
+    take_tiles(
+        __ldcg(groups).x * row_blocks,
+        [&](u32 tile) {
+            uint4 group = __ldcg(groups + 1 + tile / row_blocks);
+            u32 row = tile % row_blocks * 64;
+            u32 copied = copied_tile(), blocks = (group.z + 7) / 8;
+            const u8* from = lane < 2 ? tiles_of<Format>(copied < 4 ? gate : up, group.x, rows, cols, row + copied % 4 * 16)
+                                      : packed + (u64)group.w * cols * 16;
+            copy_tile<Format, N>(memory, flags, turn, chunks, blocks, from, lane < 2 ? Format::BYTES : blocks * 2048);
+        },
+        [&](u32 tile) {
+            uint4 group = __ldcg(groups + 1 + tile / row_blocks);
+            u32 warp = threadIdx.x / 32 % 4, half = threadIdx.x / 128;
+            u32 row = tile % row_blocks * 64 + 16 * warp + 8 * half + lane / 4;
+            float gate_scale = gate.global_scales[group.x] * Format::unit(), up_scale = up.global_scales[group.x] * Format::unit();
+            compute_tile<Format, N, CHUNK>(memory, flags, turn, cols, slices, Halves{warp, half, 4 + warp, half}, group.z,
+                                       [&](u32 v, float gated, float value) {
+                                           if (row < rows)
+                                               store_split(activated + (u64)(group.y + v) * rows, rows, out_order, row,
+                                                           silu(gated * gate_scale) * (value * up_scale));
+                                       });
+        });
+#endif
+}
+
+// grid (multiprocessors), 384 threads; row blocks are 128 rows.
+template <typename Format, int N>
+__device__ __forceinline__ void down_hopper(const ExpertWeight& down, u32 rows, u32 cols, const uint4* groups, const u8* packed,
+                                            float* y, u32 slices) {
+#if HOPPER
+    HopperMemory<Format, N>& memory = hopper_memory<Format, N>();
+    const int STAGES = HopperMemory<Format, N>::STAGES;
+    __shared__ HopperFlags<STAGES> flags;
+    prepare(flags);
+    wait_for_previous();
+    u32 row_blocks = (rows + 127) / 128, chunks = cols / CHUNK, lane = threadIdx.x % 32;
+    Turn turn{0, 0};
+    take_tiles(
+        __ldcg(groups).x * row_blocks,
+        [&](u32 tile) {
+            uint4 group = __ldcg(groups + 1 + tile / row_blocks);
+            u32 row = tile % row_blocks * 128;
+            u32 blocks = (group.z + 7) / 8;
+            const u8* from = lane < 2 ? tiles_of<Format>(down, group.x, rows, cols, row + copied_tile() * 16)
+                                      : packed + (u64)group.w * cols * 16;
+            copy_tile<Format, N>(memory, flags, turn, chunks, blocks, from, lane < 2 ? Format::BYTES : blocks * 2048);
+        },
+        [&](u32 tile) {
+            uint4 group = __ldcg(groups + 1 + tile / row_blocks);
+            u32 row_tile = threadIdx.x / 32;
+            u32 row = tile % row_blocks * 128 + 16 * row_tile + lane / 4;
+            float scale = down.global_scales[group.x] * Format::unit();
+            compute_tile<Format, N, CHUNK>(memory, flags, turn, cols, slices, Halves{row_tile, 0, row_tile, 1}, group.z,
+                                       [&](u32 v, float low, float high) {
+                                           float* to = y + (u64)(group.y + v) * rows + row;
+                                           if (row < rows) to[0] = low * scale;
+                                           if (row + 8 < rows) to[8] = high * scale;
+                                       });
+        });
+#endif
+}
+
+// bf16 weights: words are taken from shared memory when their turn comes, all at once would take too many registers.
+struct Bf16Late {
+    static const int BYTES = Bf16::BYTES;
+    static const bool SCALED = false;
+    static __device__ __forceinline__ float unit() { return 1.0f; }
+    const uint4 *low, *high;
+    __device__ __forceinline__ void load(const u8* low_tile, u32 low_half, const u8* high_tile, u32 high_half, u32 lane) {
+        low = (const uint4*)(low_tile + 512 * low_half) + lane;
+        high = (const uint4*)(high_tile + 512 * high_half) + lane;
+    }
+    __device__ __forceinline__ void unpack(u32 (&a)[8], int word, const Factors&) const {
+        uint4 l = low[BF16_TILE_BYTES / 16 * word], h = high[BF16_TILE_BYTES / 16 * word];
+        a[0] = l.x;
+        a[1] = h.x;
+        a[2] = l.y;
+        a[3] = h.y;
+        a[4] = l.z;
+        a[5] = h.z;
+        a[6] = l.w;
+        a[7] = h.w;
+    }
+    __device__ __forceinline__ float2 scale(int) const { return make_float2(1.0f, 1.0f); }
+};
+
+// Row blocks of a band: their weights stay in the second-level cache while all vectors pass.
+#define BAND_BLOCKS 16
+
+// grid (multiprocessors), 384 threads; row blocks are 128 rows. bf16 is cut into slices by 32 columns, as in decoding (matmul.cu).
+template <typename Format, int N, int COLUMNS>
+__device__ __forceinline__ void matmul_hopper(const Product& p, u32 heads, const u8* packed, u32 count) {
+#if HOPPER
+    HopperMemory<Format, N>& memory = hopper_memory<Format, N>();
+    const int STAGES = HopperMemory<Format, N>::STAGES;
+    __shared__ HopperFlags<STAGES> flags;
+    prepare(flags);
+    wait_for_previous();
+    u32 row_blocks = (p.rows + 127) / 128, groups = (count + N - 1) / N, chunks = p.cols / CHUNK, lane = threadIdx.x % 32;
+    u32 of_head = row_blocks * groups, of_band = BAND_BLOCKS * groups;
+    struct Tile {
+        u32 head, row, first;
+    };
+    auto find = [&](u32 tile) {
+        u32 head = tile / of_head, rest = tile % of_head, band = rest / of_band, in_band = rest % of_band;
+        u32 blocks = min(BAND_BLOCKS, row_blocks - band * BAND_BLOCKS);
+        return Tile{head, (band * BAND_BLOCKS + in_band % blocks) * 128, in_band / blocks * N};
+    };
+    Turn turn{0, 0};
+    take_tiles(
+        of_head * heads,
+        [&](u32 number) {
+            Tile tile = find(number);
+            u64 weight_row = p.row_first + (u64)tile.head * p.row_head + min(tile.row + copied_tile() * 16, p.rows - 1);
+            u32 blocks = (min(count - tile.first, N) + 7) / 8;
+            const u8* from = lane < 2 ? p.values + weight_row / 16 * chunks * Format::BYTES
+                                      : packed + (u64)tile.first * p.x_width * 2 + tile.head * p.x_head / CHUNK * blocks * 2048;
+            copy_tile<Format, N>(memory, flags, turn, chunks, blocks, from, lane < 2 ? Format::BYTES : blocks * 2048);
+        },
+        [&](u32 number) {
+            Tile tile = find(number);
+            u32 row_tile = threadIdx.x / 32, row = tile.row + 16 * row_tile + lane / 4;
+            compute_tile<Format, N, COLUMNS>(memory, flags, turn, p.cols, p.slices, Halves{row_tile, 0, row_tile, 1},
+                                             min(count - tile.first, N), [&](u32 v, float low, float high) {
+                                                 if (row < p.rows) store_product(p, tile.first + v, tile.head, row, low * p.scale);
+                                                 if (row + 8 < p.rows) store_product(p, tile.first + v, tile.head, row + 8, high * p.scale);
+                                             });
+        });
+#endif
+}
+#define MATMUL_HOPPER(FORMAT, COLUMNS, NAME, N)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(HOPPER_THREADS, 1)                                                               \
+        matmul_hopper_##NAME##_##N(const __grid_constant__ Product p, u32 heads, const u8* packed, u32 count) {                   \
+        matmul_hopper<FORMAT, N, COLUMNS>(p, heads, packed, count);                                                               \
+    }
+MATMUL_HOPPER(Bf16Late, 32, bf16, 128)
+MATMUL_HOPPER(Nvfp4, CHUNK, nvfp4, 128)
+MATMUL_HOPPER(Int4, CHUNK, int4, 96)
+MATMUL_HOPPER(F8Blocks, CHUNK, f8, 96)
+
+#define EXPERTS_HOPPER(FORMAT, NAME, N)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(HOPPER_THREADS, 1)                                                        \
+        experts_gate_up_##NAME##_hopper_##N(ExpertWeight gate, ExpertWeight up, u32 rows, u32 cols, const uint4* groups,   \
+                                            const u8* packed, u16* activated, int out_order, u32 slices) {                 \
+        gate_up_hopper<FORMAT, N>(gate, up, rows, cols, groups, packed, activated, out_order, slices);                     \
+    }                                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(HOPPER_THREADS, 1)                                                        \
+        experts_down_##NAME##_hopper_##N(ExpertWeight down, u32 rows, u32 cols, const uint4* groups, const u8* packed,     \
+                                         float* y, u32 slices) {                                                           \
+        down_hopper<FORMAT, N>(down, rows, cols, groups, packed, y, slices);                                               \
+    }
+// The widths that `Pass::hopper_width` chooses from.
+EXPERTS_HOPPER(Nvfp4, nvfp4, 32)
+EXPERTS_HOPPER(Nvfp4, nvfp4, 64)
+EXPERTS_HOPPER(Nvfp4, nvfp4, 128)
+EXPERTS_HOPPER(Nvfp4, nvfp4, 192)
+EXPERTS_HOPPER(Int4, int4, 32)
+EXPERTS_HOPPER(Int4, int4, 64)
+EXPERTS_HOPPER(Int4, int4, 96)
+EXPERTS_HOPPER(F8Blocks, f8, 32)
+EXPERTS_HOPPER(F8Blocks, f8, 64)
+EXPERTS_HOPPER(F8Blocks, f8, 96)
+EXPERTS_HOPPER(Bf16Late, bf16, 64)
+EXPERTS_HOPPER(Bf16Late, bf16, 128)

@@ -1,0 +1,88 @@
+// Vectors as operand B of Hopper's warpgroup products takes them (see hopper.cu).
+
+// A group's vectors stand by 128 columns, then by blocks of eight vectors, then by 64 columns: 1,024 bytes, in which the
+// sixteen bytes number c of vector r stand at place c ^ r of its 128 ("128-byte swizzle"). Within 32 columns the words that thread t has in decoding, 4 t to 4 t + 3,
+// stand where operand B's rows for its word of operand A are: at t, t + 4, t + 8, t + 12.
+
+// An entry of the list of groups: up to `size` visits of one expert, and where they are packed. Entry 0 has the number of
+// groups in its first word.
+struct Group {
+    u32 expert, first, count, block;
+};
+
+// Groups of up to `size` visits, a multiple of 8. One block of 512 threads. `slots` null: one expert, and every vector visits it.
+extern "C" __global__ void list_groups(Visits visits, u32 slots, u32 size, uint4* groups) {
+    __shared__ u32 sums[16];
+    wait_for_previous();
+    if (!visits.slots) {
+        u32 count = (visits.count + size - 1) / size;
+        for (u32 i = threadIdx.x; i < count; i += blockDim.x)
+            groups[1 + i] = make_uint4(0, i * size, min(visits.count - i * size, size), i * (size / 8));
+        if (threadIdx.x == 0) groups[0] = make_uint4(count, 0, 0, 0);
+        return;
+    }
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, before = 0;
+    for (u32 base = 0; base < slots; base += blockDim.x) {
+        u32 slot = base + threadIdx.x;
+        uint4 visit = slot < slots ? __ldcg(visits.slots + slot) : make_uint4(0, 0, 0, 0);
+        u32 mine = (visit.z + size - 1) / size, sum = mine;
+#pragma unroll
+        for (u32 step = 1; step < 32; step *= 2) {
+            u32 left = __shfl_up_sync(~0u, sum, step);
+            if (lane >= step) sum += left;
+        }
+        if (lane == 31) sums[warp] = sum;
+        __syncthreads();
+        u32 start = before + sum - mine;
+        for (u32 w = 0; w < blockDim.x / 32; w++) {
+            if (w < warp) start += sums[w];
+            before += sums[w];
+        }
+        // Slots stand by their first visit, but for the shared expert's: that is the first slot and has the last visits.
+        u32 place = slot == 0 && visit.y > 0 ? slots : slot, block = visit.y / 8 + place;
+        for (u32 i = 0; i < mine; i++)
+            groups[1 + start + i] = make_uint4(visit.x, visit.y + i * size, min(visit.z - i * size, size),
+                                               block + i * (size / 8));
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) groups[0] = make_uint4(before, 0, 0, 0);
+}
+
+// Thirty-two columns of vector r of a block; 128 columns of it stand `stride` bytes apart.
+__device__ __forceinline__ void pack_word(const u16* x, u32 word, u32 r, u8* block, u64 stride) {
+    const uint4* from = (const uint4*)(x + 32 * word);
+    uint4 in[4];
+#pragma unroll
+    for (int t = 0; t < 4; t++) in[t] = from[t];
+    u8* to = block + word / 4 * stride + word / 2 % 2 * 1024 + r * 128;
+#pragma unroll
+    for (int piece = 0; piece < 4; piece++)
+        *(uint4*)(to + 16 * (word % 2 * 4 + piece ^ r)) =
+            make_uint4((&in[0].x)[piece], (&in[1].x)[piece], (&in[2].x)[piece], (&in[3].x)[piece]);
+}
+
+// Packs `count` vectors of x in groups of `size`. grid (blocks of eight), 256 threads.
+extern "C" __global__ void pack_vectors(const u16* x, u32 count, u32 size, u32 cols, u8* packed) {
+    wait_for_previous();
+    u32 words = cols / 32, first = blockIdx.x * 8 / size * size, blocks = (min(count - first, size) + 7) / 8;
+    u8* block = packed + (u64)first * cols * 2 + (blockIdx.x - first / 8) * 2048;
+    for (u32 i = threadIdx.x; i < 8 * words; i += blockDim.x) {
+        u32 v = blockIdx.x * 8 + i / words;
+        if (v < count) pack_word(x + (u64)v * cols, i % words, i / words, block, blocks * 2048);
+    }
+}
+
+// Packs the groups' vectors: vector v is row `tokens[v]` of x, or row v without a list.
+// grid (groups at the most, as many blocks of eight as a group can have), 256 threads.
+extern "C" __global__ void pack_visitors(const uint4* groups, const u32* tokens, const u16* x, u32 cols, u8* packed) {
+    wait_for_previous();
+    if (blockIdx.x >= __ldcg(groups).x) return;
+    uint4 group = __ldcg(groups + 1 + blockIdx.x);
+    u32 words = cols / 32, blocks = (group.z + 7) / 8;
+    u8* block = packed + (u64)group.w * cols * 16 + blockIdx.y * 2048;
+    for (u32 i = threadIdx.x; i < 8 * words; i += blockDim.x) {
+        u32 v = blockIdx.y * 8 + i / words;
+        if (v < group.z)
+            pack_word(x + (u64)(tokens ? tokens[group.y + v] : group.y + v) * cols, i % words, i / words, block, blocks * 2048);
+    }
+}

@@ -1,0 +1,115 @@
+//! Vectors on their way to Hopper's warpgroup products: packed as `kernels/pack.cu` says.
+
+use super::driver::{Address, Buffer, Gpu, launch};
+use super::kernels::{Kernels, VisitsArgs};
+use crate::Error;
+
+/// Vectors of a block in packed form.
+const BLOCK: usize = 8;
+/// Threads of the kernel that lists groups.
+const LISTING_THREADS: usize = 512;
+/// The narrowest tile of an expert's kernel: no list of groups is longer than with it.
+const NARROWEST: usize = 32;
+
+/// Room for the packed vectors of one product, and for the list of their groups; made for the largest step.
+pub struct Packing {
+    vectors: Buffer,
+    groups: Buffer,
+}
+
+/// What a [`Packing`] must have room for.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Vectors of a step.
+    pub tokens: usize,
+    /// Columns of the widest one.
+    pub columns: usize,
+    /// Visits to experts.
+    pub visits: usize,
+    /// Columns of the wider one of an expert's vectors.
+    pub visit_columns: usize,
+    /// Experts that can be visited.
+    pub slots: usize,
+}
+
+impl Packing {
+    /// For steps of that size, or nothing where no kernel takes packed vectors.
+    ///
+    /// # Errors
+    /// When the memory is missing.
+    pub fn new(gpu: &Gpu, kernels: &Kernels, room: Room) -> Result<Packing, Error> {
+        if kernels.hopper.is_none() {
+            return Ok(Packing { vectors: gpu.allocate(0)?, groups: gpu.allocate(0)? });
+        }
+        // Every expert's visitors begin with a block (see `list_groups`).
+        let visits = (room.visits / BLOCK + room.slots + 2) * BLOCK * room.visit_columns;
+        let vectors = room.tokens.next_multiple_of(BLOCK) * room.columns;
+        let groups = room.slots + room.visits.div_ceil(NARROWEST) + 2;
+        Ok(Packing { vectors: gpu.allocate(2 * visits.max(vectors))?, groups: gpu.allocate(16 * groups)? })
+    }
+
+    /// The packed vectors.
+    #[must_use]
+    pub fn vectors(&self) -> Address {
+        self.vectors.address()
+    }
+
+    /// The list of groups.
+    #[must_use]
+    pub fn groups(&self) -> Address {
+        self.groups.address()
+    }
+
+    /// Lists the groups of up to `width` visits.
+    ///
+    /// # Errors
+    /// When the GPU fails.
+    pub fn list(
+        &self,
+        gpu: &Gpu,
+        kernels: &Kernels,
+        visits: VisitsArgs,
+        slots: usize,
+        width: usize,
+    ) -> Result<(), Error> {
+        let (slots, width, groups) = (slots as u32, width as u32, self.groups());
+        launch!(gpu, kernels.list_groups, (1, 1, 1), LISTING_THREADS, 0; visits, slots, width, groups)
+    }
+
+    /// Packs the listed groups' vectors of `columns` columns: rows `tokens[v]` of `x`, or rows v.
+    ///
+    /// # Errors
+    /// When the GPU fails.
+    #[allow(clippy::too_many_arguments)] // The kernel's.
+    pub fn pack_visitors(
+        &self,
+        gpu: &Gpu,
+        kernels: &Kernels,
+        most_groups: usize,
+        width: usize,
+        tokens: Address,
+        x: Address,
+        columns: usize,
+    ) -> Result<(), Error> {
+        let (groups, columns, vectors) = (self.groups(), columns as u32, self.vectors());
+        launch!(gpu, kernels.pack_visitors, (most_groups, width / BLOCK, 1), 256, 0; groups, tokens, x, columns, vectors)
+    }
+}
+
+/// Packs `count` vectors of `columns` columns in groups of `width`, to `packed`.
+///
+/// # Errors
+/// When the GPU fails.
+pub fn pack(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    x: Address,
+    count: usize,
+    width: usize,
+    columns: usize,
+    packed: Address,
+) -> Result<(), Error> {
+    let blocks = count.div_ceil(BLOCK);
+    let (count, width, columns) = (count as u32, width as u32, columns as u32);
+    launch!(gpu, kernels.pack_vectors, (blocks, 1, 1), 256, 0; x, count, width, columns, packed)
+}
