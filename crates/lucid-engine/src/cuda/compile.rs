@@ -15,7 +15,7 @@ use super::kernels::{
 use crate::Error;
 
 /// The program's files, in the order in which they need each other.
-const SOURCES: [(&str, &str); 19] = [
+const SOURCES: [(&str, &str); 20] = [
     ("numerics.cuh", include_str!("kernels/numerics.cuh")),
     ("ring.cuh", include_str!("kernels/ring.cuh")),
     ("formats.cuh", include_str!("kernels/formats.cuh")),
@@ -34,6 +34,7 @@ const SOURCES: [(&str, &str); 19] = [
     ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
     ("hopper.cuh", include_str!("kernels/hopper.cuh")),
     ("hopper.cu", include_str!("kernels/hopper.cu")),
+    ("expanded.cu", include_str!("kernels/expanded.cu")),
     ("ranks.cu", include_str!("kernels/ranks.cu")),
 ];
 

@@ -10,6 +10,7 @@ use super::cache::LatentCache;
 use super::compile::Sizes;
 use super::driver::{Address, Buffer, Gpu, Pinned};
 use super::embedding::embed;
+use super::expanded::{self, Expanded, Plan};
 use super::experts::{self, ExpertBuffers, Normed};
 use super::graph::Graphs;
 use super::kernels::{Kernels, Order};
@@ -23,6 +24,7 @@ use super::step::StepInputs;
 use super::weights::{Attention, DeviceMatrix, FeedForward, Layer, Query, Weights};
 use crate::backend::Load;
 use crate::cpu::{Observer, Span, softmax_scale};
+use crate::kv_cache::PAGE_TOKENS;
 use crate::parallel::{Rank, Shard, shard_config};
 use crate::{Error, Semantics};
 
@@ -48,6 +50,7 @@ pub struct CudaModel {
     logit_rows: Pinned,
     scratch: Scratch,
     partial: PartialSums,
+    expanded: Option<Expanded>,
     routes: Option<Routes>,
     experts: ExpertBuffers,
     angles: Buffer,
@@ -194,7 +197,8 @@ impl CudaModel {
         let columns =
             [config.hidden_size, config.q_lora_rank.unwrap_or(0), heads * latent, heads * config.v_head_dim];
         let room = Room {
-            tokens: max_tokens,
+            // At least a page, for attention.
+            tokens: max_tokens.max(PAGE_TOKENS),
             columns: columns.into_iter().max().unwrap_or(0),
             visits,
             visit_columns: config.hidden_size.max(width),
@@ -207,6 +211,10 @@ impl CudaModel {
             logit_rows: Pinned::new(&gpu, LOGIT_ROWS)?,
             scratch: Scratch::new(&gpu, &config, kernels.terms, max_tokens)?,
             partial: PartialSums::new(&gpu, shape, positions)?,
+            expanded: match weights.layers.first().map(|layer| &layer.attention.kv_b) {
+                Some(kv_b) => Expanded::new(&gpu, &kernels, shape, config.v_head_dim, kv_b, positions)?,
+                None => None,
+            },
             routes: moe.map(|moe| Routes::new(&gpu, moe, joined, max_tokens)).transpose()?,
             experts: ExpertBuffers::new(&gpu, &kernels, room, width, config.hidden_size)?,
             angles: upload_angles(&gpu, &whole, positions)?,
@@ -268,8 +276,16 @@ impl CudaModel {
             return Ok(());
         }
         self.gpu.make_current()?;
+        if self.step.grow(&self.gpu, spans)? {
+            // Recorded steps name the old buffers.
+            self.graphs = Graphs::new(&self.gpu);
+        }
         let mut step = self.step.send(tokens, spans)?;
-        if observer.is_some() || tokens.len() > RECORDED_TOKENS {
+        let has_prompts = match &mut self.expanded {
+            Some(expanded) => !expanded.send(&self.gpu, spans, self.shape.heads)?.is_absorbed(),
+            None => false,
+        };
+        if observer.is_some() || has_prompts || tokens.len() > RECORDED_TOKENS {
             return self.queue(step, observer);
         }
         // Recordings are made for powers of two: blocks for pages that a row doesn't have end at once.
@@ -418,7 +434,8 @@ impl CudaModel {
         rms_norm(&self.gpu, &self.kernels, count, x, weight.address(), eps, width, natural, nvfp4)
     }
 
-    /// Multi-head latent attention in the absorbed form, from `normed`, added to `hidden`.
+    /// Multi-head latent attention from `normed`, added to `hidden`: answers in the absorbed form; prompts, where there are kernels for
+    /// it, in the expanded one.
     fn attention(&self, layer: usize, weights: &Attention, step: StepRows) -> Result<(), Error> {
         let (gpu, kernels, s, shape) = (&self.gpu, &self.kernels, &self.scratch, self.shape);
         let (count, heads, latent, nope) = (step.count, shape.heads, shape.latent, shape.nope);
@@ -458,21 +475,33 @@ impl CudaModel {
         let cache = self.cache.layer(layer);
         attention::inputs(gpu, kernels, shape, step, cache, &inputs)?;
 
-        // q̃_h = UK_hᵀ q_h, then Σ_t p_t c_t, then UV_h of it.
-        let absorb = product(&weights.k_b_transposed, s.nope.address()).into(s.absorbed.address()).per_head(
-            heads,
-            (0, latent, latent),
-            (width, heads * width),
-        );
-        multiply(gpu, kernels, absorb, None, count)?;
-        let pages = self.partial.choose(kernels, shape, step);
-        let absorbed = s.absorbed.address();
-        let latents = (s.latent.address(), weights.kv_b.order());
-        attention::attend(gpu, kernels, shape, step, cache, absorbed, &self.partial, pages, latents)?;
-        let values = product(&weights.kv_b, s.latent.address())
-            .split_into(s.heads.address(), weights.o.order())
-            .per_head(heads, (nope, nope + value, value), (value, heads * value));
-        multiply(gpu, kernels, values, None, count)?;
+        let order = weights.o.order();
+        let all = Plan::absorbed(count);
+        let plan = self.expanded.as_ref().map(Expanded::plan).filter(|plan| !plan.is_absorbed());
+        if let (Some(_), Some(prompts)) = (plan, &self.expanded) {
+            let queries = (s.nope.address(), s.absorbed.address());
+            let (packing, out) = (&self.experts.packing, (s.heads.address(), order));
+            prompts.attend(gpu, kernels, shape, &weights.kv_b, cache, packing, queries, out)?;
+        }
+        // The other rows in the absorbed form: q̃_h = UK_hᵀ q_h, then Σ_t p_t c_t, then UV_h of it.
+        for &(first, count) in &plan.unwrap_or(&all).absorbed {
+            let of = |buffer: &Buffer, bytes: usize| buffer.address().offset(first * bytes);
+            let split = |columns: usize| columns * kernels.terms * 2;
+            let step = expanded::part(step, first, count);
+            let absorbed = of(&s.absorbed, heads * width * 4);
+            let latents = of(&s.latent, split(heads * latent));
+            let absorb = product(&weights.k_b_transposed, of(&s.nope, split(heads * nope)))
+                .into(absorbed)
+                .per_head(heads, (0, latent, latent), (width, heads * width));
+            multiply(gpu, kernels, absorb, None, count)?;
+            let pages = self.partial.choose(kernels, shape, step);
+            let to = (latents, weights.kv_b.order());
+            attention::attend(gpu, kernels, shape, step, cache, absorbed, &self.partial, pages, to)?;
+            let values = product(&weights.kv_b, latents)
+                .split_into(of(&s.heads, split(heads * value)), order)
+                .per_head(heads, (nope, nope + value, value), (value, heads * value));
+            multiply(gpu, kernels, values, None, count)?;
+        }
         let out = self.ranks.output(Sum::Attention, s.hidden.address());
         let output = product(&weights.o, s.heads.address());
         let output = if out.add { output.add_to(out.at) } else { output.into(out.at) };
@@ -538,6 +567,9 @@ impl CudaModel {
         let span = Span { pages, position: 0, count, row: 0, prompt: count };
         let tokens = vec![TokenId(1); count];
         let step = self.step.send(&tokens, &[span]).unwrap();
+        if let Some(expanded) = &mut self.expanded {
+            expanded.send(&self.gpu, &[span], self.shape.heads).unwrap();
+        }
         self.gpu.synchronize().unwrap();
         let layer = &self.weights.layers[0];
         let hidden = self.scratch.hidden.address();
@@ -549,23 +581,18 @@ impl CudaModel {
         let attention = time(&|| self.attention(0, &layer.attention, step));
         let cache = self.cache.layer(0);
         let sums = time(&|| {
-            let pages = self.partial.choose(&self.kernels, self.shape, step);
             let s = &self.scratch;
-            let to = (s.latent.address(), Order::Natural);
-            let queries = s.absorbed.address();
-            attention::attend(
-                &self.gpu,
-                &self.kernels,
-                self.shape,
-                step,
-                cache,
-                queries,
-                &self.partial,
-                pages,
-                to,
-            )
+            let (packing, to) = (&self.experts.packing, (s.heads.address(), Order::Natural));
+            let queries = (s.nope.address(), s.absorbed.address());
+            let kv_b = &layer.attention.kv_b;
+            match &self.expanded {
+                Some(prompts) => {
+                    prompts.attend(&self.gpu, &self.kernels, self.shape, kv_b, cache, packing, queries, to)
+                }
+                None => Ok(()),
+            }
         });
-        println!("{count} tokens: attention {attention:.2} ms, its sums {sums:.2} ms");
+        println!("{count} tokens: attention {attention:.2} ms, its sums in the expanded form {sums:.2} ms");
         if let (FeedForward::Experts(experts), Some(routes)) = (&layer.feed_forward, &self.routes) {
             let x =
                 Normed { natural: self.scratch.normed.address(), nvfp4: self.scratch.normed_nvfp4.address() };

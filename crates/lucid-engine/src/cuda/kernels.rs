@@ -87,6 +87,10 @@ kernels!(
     matmul_hopper_nvfp4_128,
     matmul_hopper_int4_96,
     matmul_hopper_f8_96,
+    expand_inputs,
+    expand_bf16,
+    expand_f8,
+    attend_expanded,
     attention_inputs_f32,
     attention_inputs_bf16,
     attend_f32,
@@ -222,6 +226,9 @@ impl Kernels {
                 self.matmul_hopper_nvfp4_128,
                 self.matmul_hopper_int4_96,
                 self.matmul_hopper_f8_96,
+                self.expand_bf16,
+                self.expand_f8,
+                self.attend_expanded,
             ];
             let experts = self.experts.iter().flat_map(|experts| &experts.hopper);
             for kernel in experts.flat_map(|(_, pair)| [pair.gate_up, pair.down]).chain(products) {

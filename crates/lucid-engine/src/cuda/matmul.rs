@@ -125,6 +125,19 @@ impl Product {
         self
     }
 
+    /// Only `count` rows of the weight, from `first` on.
+    #[must_use]
+    pub fn rows(mut self, (first, count): (usize, usize)) -> Product {
+        (self.args.row_first, self.args.rows) = (first as u32, count as u32);
+        self
+    }
+
+    /// As the kernels take it.
+    #[must_use]
+    pub fn args(&self) -> ProductArgs {
+        self.args
+    }
+
     fn family(&self) -> Family {
         match self.layout {
             Layout::Int4 => Family::Int4,

@@ -10,6 +10,7 @@ mod cache;
 mod compile;
 mod driver;
 mod embedding;
+mod expanded;
 mod experts;
 mod forward;
 mod graph;

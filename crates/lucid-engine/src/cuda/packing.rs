@@ -54,6 +54,12 @@ impl Packing {
         self.vectors.address()
     }
 
+    /// Bytes of room for them.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.vectors.bytes()
+    }
+
     /// The list of groups.
     #[must_use]
     pub fn groups(&self) -> Address {

@@ -18,13 +18,28 @@ pub struct StepInputs {
 }
 
 impl StepInputs {
-    /// For steps of up to `max_tokens` tokens whose sequences hold `pages` pages in all.
+    /// For steps of up to `max_tokens` tokens whose sequences list `pages` pages in all.
     ///
     /// # Errors
     /// When the memory is missing.
     pub fn new(gpu: &Gpu, max_tokens: usize, pages: usize) -> Result<StepInputs, Error> {
         let words = 3 * max_tokens + pages;
         Ok(StepInputs { host: Pinned::new(gpu, words)?, device: gpu.allocate(4 * words)?, max_tokens })
+    }
+
+    /// Makes room for a step that lists more pages than any before: sequences can share theirs, so there may be more places than
+    /// pages. Whether the buffers are others now.
+    ///
+    /// # Errors
+    /// When the memory is missing.
+    pub fn grow(&mut self, gpu: &Gpu, spans: &[Span<'_>]) -> Result<bool, Error> {
+        let pages: usize = spans.iter().map(pages_of).sum();
+        if 3 * self.max_tokens + pages <= self.host.words().len() {
+            return Ok(false);
+        }
+        self.host.wait()?;
+        *self = StepInputs::new(gpu, self.max_tokens, pages.next_power_of_two())?;
+        Ok(true)
     }
 
     /// Where the tokens stand.

@@ -92,7 +92,7 @@ __device__ __forceinline__ void sum_tile(HopperMemory<Format, N>& memory, Hopper
     for (u32 chunk = 0; chunk < chunks; chunk++) {
         wait_barrier(shared_address(&flags.full[turn.stage]), turn.parity);
         const u8* tiles = memory.weights[turn.stage];
-        u64 b = operand_b(shared_address(memory.vectors[turn.stage]));
+        u64 b = operand<2048>(shared_address(memory.vectors[turn.stage]));
         Format loaded;
         loaded.load(tiles + halves.low_tile * Format::BYTES, halves.low_half, tiles + halves.high_tile * Format::BYTES, halves.high_half, lane);
 #pragma unroll

@@ -3,6 +3,7 @@
 
 mod attention;
 mod bench;
+mod expanded;
 mod experts;
 mod matmul;
 mod norm;

@@ -1,0 +1,152 @@
+//! Attention of prompts in the expanded form, against f64 from the same latents.
+
+use super::random::{self, decoded, dot};
+use super::{bf16, gpu_with_terms};
+use crate::Mode;
+use crate::cpu::Span;
+use crate::cuda::attention::Shape;
+use crate::cuda::driver::{Buffer, Gpu};
+use crate::cuda::expanded::Expanded;
+use crate::cuda::kernels::{Kernels, Order};
+use crate::cuda::packing::{Packing, Room};
+use crate::cuda::weights::{DeviceMatrix, Layout};
+use crate::kv_cache::{PAGE_TOKENS, PageId, PagePool};
+
+const LATENT: usize = 512;
+const ROPE: usize = 64;
+const WIDTH: usize = LATENT + ROPE;
+const NOPE: usize = 128;
+const VALUE: usize = 128;
+const HEADS: usize = 3;
+
+/// A sequence's latents in scattered pages, and its queries.
+struct Case {
+    entries: Vec<f32>, // [len, WIDTH], bf16 values
+    nope: Vec<f32>,    // [len, HEADS, NOPE], likewise
+    rotated: Vec<f32>, // [len, HEADS, ROPE]
+    pages: Vec<PageId>,
+    cache: Buffer,
+}
+
+fn bits(values: impl IntoIterator<Item = f32>) -> Vec<u16> {
+    values.into_iter().map(|x| (x.to_bits() >> 16) as u16).collect()
+}
+
+fn case(gpu: &Gpu, len: usize, seed: u64) -> Case {
+    let round = |values: Vec<f32>| -> Vec<f32> { values.into_iter().map(bf16).collect() };
+    let entries = round(random::vector(len * WIDTH, seed));
+    let mut pool = PagePool::new(len + 5 * PAGE_TOKENS);
+    let (mut others, mut pages) = (Vec::new(), Vec::new());
+    assert!(pool.extend(&mut others, 2 * PAGE_TOKENS) && pool.extend(&mut pages, len));
+    // What nothing was written to is NaN.
+    let mut cache = vec![0x7fc0u16; pool.total() * PAGE_TOKENS * WIDTH];
+    for position in 0..len {
+        let at = pages[position / PAGE_TOKENS].index() * PAGE_TOKENS + position % PAGE_TOKENS;
+        let entry = bits(entries[position * WIDTH..][..WIDTH].iter().copied());
+        cache[at * WIDTH..][..WIDTH].copy_from_slice(&entry);
+    }
+    Case {
+        entries,
+        nope: round(random::vector(len * HEADS * NOPE, seed + 1)),
+        rotated: random::vector(len * HEADS * ROPE, seed + 2),
+        pages,
+        cache: gpu.upload(&cache).unwrap(),
+    }
+}
+
+const SHAPE: Shape =
+    Shape { heads: HEADS, nope: NOPE, latent: LATENT, rope: ROPE, scale: 0.11, mode: Mode::Serving };
+
+impl Case {
+    /// Rows `first` to `first + count` of the prompt, as one step; `[count, HEADS, VALUE]`.
+    fn attend(
+        &self,
+        gpu: &Gpu,
+        kernels: &Kernels,
+        kv_b: &DeviceMatrix,
+        (first, count): (usize, usize),
+    ) -> Vec<u16> {
+        let len = self.entries.len() / WIDTH;
+        let cut = |values: &[f32], width: usize| values[first * width..][..count * width].to_vec();
+        let nope = gpu.upload(&bits(cut(&self.nope, HEADS * NOPE))).unwrap();
+        let rotated = cut(&self.rotated, HEADS * ROPE);
+        let absorbed: Vec<f32> =
+            rotated.chunks(ROPE).flat_map(|part| [&[f32::NAN; LATENT], part].concat()).collect();
+        let absorbed = gpu.upload(&absorbed).unwrap();
+        let out = gpu.upload(&vec![0x7fc0u16; count * HEADS * VALUE]).unwrap();
+        let room = Room { tokens: PAGE_TOKENS, columns: LATENT, visits: 0, visit_columns: 0, slots: 0 };
+        let packing = Packing::new(gpu, kernels, room).unwrap();
+        let mut expanded = Expanded::new(gpu, kernels, SHAPE, VALUE, kv_b, len).unwrap().unwrap();
+        let span = Span { pages: &self.pages, position: first, count, row: 0, prompt: len };
+        assert!(expanded.send(gpu, &[span], HEADS).unwrap().absorbed.is_empty());
+        let (queries, to) = ((nope.address(), absorbed.address()), (out.address(), Order::Natural));
+        expanded.attend(gpu, kernels, SHAPE, kv_b, self.cache.address(), &packing, queries, to).unwrap();
+        let mut values = vec![0u16; count * HEADS * VALUE];
+        gpu.read(&mut values, out.address()).unwrap();
+        values
+    }
+
+    /// One row's output for one head, from kv_b `[HEADS * (NOPE + VALUE), LATENT]`.
+    fn expected(&self, kv_b: &[f32], row: usize, head: usize) -> Vec<f64> {
+        let nope = &self.nope[(row * HEADS + head) * NOPE..][..NOPE];
+        let rotated = &self.rotated[(row * HEADS + head) * ROPE..][..ROPE];
+        let of_head = &kv_b[head * (NOPE + VALUE) * LATENT..];
+        let (mut weights, mut sums, mut total) = (Vec::new(), vec![0f64; VALUE], 0f64);
+        for position in 0..=row {
+            let entry = &self.entries[position * WIDTH..][..WIDTH];
+            let keys: f64 = (0..NOPE)
+                .map(|i| f64::from(nope[i]) * dot(&of_head[i * LATENT..][..LATENT], &entry[..LATENT]).0)
+                .sum();
+            weights.push((keys + dot(rotated, &entry[LATENT..]).0) * f64::from(SHAPE.scale));
+        }
+        let highest = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        for (position, weight) in weights.iter().enumerate() {
+            let weight = (weight - highest).exp();
+            let latent = &self.entries[position * WIDTH..][..LATENT];
+            for (i, sum) in sums.iter_mut().enumerate() {
+                *sum += weight * dot(&of_head[(NOPE + i) * LATENT..][..LATENT], latent).0;
+            }
+            total += weight;
+        }
+        sums.iter().map(|sum| sum / total).collect()
+    }
+}
+
+#[test]
+fn prompts_match_f64_and_may_be_cut_anywhere() {
+    let Some((gpu, kernels)) = gpu_with_terms(1) else { return };
+    if kernels.hopper.is_none() {
+        return;
+    }
+    for layout in [Layout::Bf16, Layout::F8Blocks] {
+        let host = random::matrix(layout, HEADS * (NOPE + VALUE), LATENT, 8);
+        let (kv_b, values) = (DeviceMatrix::upload(&gpu, &kernels, &host).unwrap(), decoded(&host));
+        for len in [1, 64, 129, 300] {
+            let case = case(&gpu, len, len as u64);
+            let whole = case.attend(&gpu, &kernels, &kv_b, (0, len));
+            for row in [0, 1, 63, 64, 127, 128, len / 2, len - 1].into_iter().filter(|&row| row < len) {
+                for head in 0..HEADS {
+                    let expected = case.expected(&values, row, head);
+                    let size = expected.iter().map(|y| y.abs()).fold(0.0, f64::max);
+                    let got = &whole[(row * HEADS + head) * VALUE..][..VALUE];
+                    for (&got, expected) in got.iter().zip(&expected) {
+                        let error = (f64::from(f32::from_bits(u32::from(got) << 16)) - expected).abs();
+                        // Keys, values and weights are rounded to bf16, 2^-9 each.
+                        assert!(
+                            error <= 0.02 * size,
+                            "{layout:?}, {len}: row {row}, head {head}: {error} of {size}"
+                        );
+                    }
+                }
+            }
+            for cut in [1, 5, 64, 200].into_iter().filter(|&cut| cut < len) {
+                let first = case.attend(&gpu, &kernels, &kv_b, (0, cut));
+                let second = case.attend(&gpu, &kernels, &kv_b, (cut, len - cut));
+                assert!(
+                    whole == [first, second].concat(),
+                    "{layout:?}, {len} tokens cut at {cut}: other bits"
+                );
+            }
+        }
+    }
+}
