@@ -166,8 +166,8 @@ impl Expanded {
         &self.plan
     }
 
-    /// The last step's prompts: from `nope` `[rows, heads * NOPE]` bf16 and the rotated parts in `absorbed` `[rows, heads, latent +
-    /// ROPE]` f32 to `out` `[rows, heads * VALUE]` bf16 in `order`. The cache has the step's entries.
+    /// The last step's prompts: from `queries` `[rows, heads, NOPE + ROPE]` and their rotated parts in `absorbed` `[rows, heads, latent +
+    /// ROPE]`, both f32, to `out` `[rows, heads * VALUE]` bf16 in `order`. The cache has the step's entries.
     ///
     /// # Errors
     /// When the GPU fails.
@@ -180,7 +180,7 @@ impl Expanded {
         kv_b: &DeviceMatrix,
         cache: Address,
         packing: &Packing,
-        (nope, absorbed): (Address, Address),
+        (queries, absorbed): (Address, Address),
         (out, order): (Address, Order),
     ) -> Result<(), Error> {
         let blocks = (kernels.hopper.unwrap_or(1), 1, 1);
@@ -209,7 +209,7 @@ impl Expanded {
                 let (count, first, heads, all) =
                     (batch.tiles as u32, first as u32, heads as u32, shape.heads as u32);
                 launch!(gpu, kernels.attend_expanded, blocks, HOPPER_THREADS, HOPPER_SHARED;
-                    tiles, count, first, heads, all, nope, absorbed, scale, expanded, order, out)?;
+                    tiles, count, first, heads, all, queries, absorbed, scale, expanded, order, out)?;
             }
         }
         Ok(())

@@ -479,7 +479,7 @@ impl CudaModel {
         let all = Plan::absorbed(count);
         let plan = self.expanded.as_ref().map(Expanded::plan).filter(|plan| !plan.is_absorbed());
         if let (Some(_), Some(prompts)) = (plan, &self.expanded) {
-            let queries = (s.nope.address(), s.absorbed.address());
+            let queries = (s.query.address(), s.absorbed.address());
             let (packing, out) = (&self.experts.packing, (s.heads.address(), order));
             prompts.attend(gpu, kernels, shape, &weights.kv_b, cache, packing, queries, out)?;
         }
@@ -583,7 +583,7 @@ impl CudaModel {
         let sums = time(&|| {
             let s = &self.scratch;
             let (packing, to) = (&self.experts.packing, (s.heads.address(), Order::Natural));
-            let queries = (s.nope.address(), s.absorbed.address());
+            let queries = (s.query.address(), s.absorbed.address());
             let kv_b = &layer.attention.kv_b;
             match &self.expanded {
                 Some(prompts) => {

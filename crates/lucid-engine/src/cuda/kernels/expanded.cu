@@ -1,6 +1,6 @@
 // Attention of prompts in the expanded form, on Hopper: keys and values of every head come from the cache's latents (W_UK c, W_UV c),
-// and queries meet them at 192 and 128 columns a head instead of 576 and 512. Keys, values, queries and softmax weights are bf16, sums
-// f32. A token of a prompt always goes this way and a token of an answer never, so a prompt may still be cut anywhere: a row's sums run
+// and queries meet them at 192 and 128 columns a head instead of 576 and 512. Keys, values, queries and softmax weights are f16, which rounds eight times less than
+// bf16 does (a key beyond its range, 65,504, would be cut to it); sums are f32. A token of a prompt always goes this way and a token of an answer never, so a prompt may still be cut anywhere: a row's sums run
 // over tiles of 128 positions from the sequence's first on, and rows don't mix.
 //
 // Expanded keys and values stand by 64 positions (a page), then by head: KEY_BYTES of keys, by 64 columns, then by eight positions:
@@ -12,6 +12,22 @@
 #define EXPANDED_BYTES (KEY_BYTES + VALUE_BYTES)
 #define EXPANDED_TOKENS 128  // of a tile
 #define QUERY_ROWS 128       // of a tile: 64 of each warpgroup
+
+__device__ __forceinline__ u32 pack_f16(float low, float high) {
+    const float MOST = 65504.0f;
+    u32 pair;
+    // NaN stays NaN: comparisons with it are false.
+    low = low > MOST ? MOST : low < -MOST ? -MOST : low;
+    high = high > MOST ? MOST : high < -MOST ? -MOST : high;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+// Numbers that are no larger than 1.
+__device__ __forceinline__ u32 pack_small_f16(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
 
 // Where bytes 2 c and 2 c + 1 of row r stand in a block of eight rows of 64 values.
 __device__ __forceinline__ u32 swizzled(u32 r, u32 c) { return r * 128 + (c / 8 ^ r) * 16 + c % 8 * 2; }
@@ -39,6 +55,11 @@ extern "C" __global__ void expand_inputs(const uint2* list, const u16* cache, u3
     for (u32 i = threadIdx.x; i < PAGE_TOKENS * (ROPE / 8); i += blockDim.x) {
         u32 token = i / (ROPE / 8), piece = i % (ROPE / 8);
         uint4 value = token < page.y ? *(const uint4*)(entries + token * WIDTH + LATENT + 8 * piece) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int word = 0; word < 4; word++) {
+            u32& both = (&value.x)[word];
+            both = pack_f16(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
+        }
         u8* at = keys + piece / 8 * 8192 + token / 8 * 1024 + swizzled(token % 8, piece % 8 * 8);
         for (u32 head = 0; head < heads; head++) *(uint4*)(at + (u64)head * EXPANDED_BYTES) = value;
     }
@@ -49,42 +70,46 @@ extern "C" __global__ void expand_inputs(const uint2* list, const u16* cache, u3
 template <typename Format, int COLUMNS>
 __device__ __forceinline__ void expand(const Product& p, u32 heads, const u8* packed, u32 count, u8* expanded) {
 #if HOPPER
-    const int N = 64;
+    // A head's keys and values are the two times 128 rows of a block, or blocks of their own.
+    const int N = 64, M = HopperMemory<Format, N>::M;
     HopperMemory<Format, N>& memory = hopper_memory<Format, N>();
     __shared__ HopperFlags<HopperMemory<Format, N>::STAGES> flags;
     prepare(flags);
     wait_for_previous();
-    // A row block is a head's keys or its values.
-    u32 row_blocks = 2 * heads, groups = count / N, chunks = LATENT / CHUNK, lane = threadIdx.x % 32;
+    u32 row_blocks = 2 * heads / M, groups = count / N, chunks = LATENT / CHUNK, lane = threadIdx.x % 32;
     Turn turn{0, 0};
     take_tiles(
         row_blocks * groups,
         [&](u32 tile) {
-            u32 row = p.row_first + tile % row_blocks * 128 + copied_tile() * 16;
-            const u8* from = lane < 2 ? p.values + (u64)(row / 16) * chunks * Format::BYTES
-                                      : packed + (u64)(tile / row_blocks) * N * LATENT * 2;
-            copy_tile<Format, N>(memory, flags, turn, chunks, N / 8, from, lane < 2 ? Format::BYTES : N / 8 * 2048);
+            u32 row = p.row_first + tile % row_blocks * 128 * M + copied_tile<M>() * 16;
+            const u8* from = lane < 2 * M ? p.values + (u64)(row / 16) * chunks * Format::BYTES
+                                          : packed + (u64)(tile / row_blocks) * N * LATENT * 2;
+            copy_tile<Format, N>(memory, flags, turn, chunks, N / 8, from, lane < 2 * M ? Format::BYTES : N / 8 * 2048);
         },
         [&](u32 tile) {
-            u32 row_tile = threadIdx.x / 32, head = tile % row_blocks / 2, row = 16 * row_tile + lane / 4;
-            float total[N / 2];
-            sum_tile<Format, N, COLUMNS>(memory, flags, turn, LATENT, p.slices, Halves{row_tile, 0, row_tile, 1}, total);
-            u8* to = expanded + ((u64)(tile / row_blocks) * heads + head) * EXPANDED_BYTES;
-            bool values = tile % 2;
+            u32 row_tile = threadIdx.x / 32, row = 16 * row_tile + lane / 4;
+            float total[M][N / 2];
+            sum_tile<Format, N, COLUMNS>(memory, flags, turn, LATENT, p.slices,
+                                         [&](u32 m) { return Halves{8 * m + row_tile, 0, 8 * m + row_tile, 1}; }, total);
 #pragma unroll
-            for (int n = 0; n < N / 8; n++)
+            for (int m = 0; m < M; m++) {
+                u32 block = tile % row_blocks * M + m;
+                u8* to = expanded + ((u64)(tile / row_blocks) * heads + block / 2) * EXPANDED_BYTES;
 #pragma unroll
-                for (int high = 0; high < 2; high++) {
-                    u32 r = row + 8 * high, first = lane % 4 * 2;
-                    u32 pair = pack_bf16(total[4 * n + 2 * high] * p.scale, total[4 * n + 2 * high + 1] * p.scale);
-                    if (values) {
-                        *(u32*)(to + KEY_BYTES + r / 8 * 1024 + swizzled(r % 8, 8 * n + first)) = pair;
-                    } else {
-                        u8* at = to + r / 64 * 8192 + n * 1024;
-                        *(u16*)(at + swizzled(first, r % 64)) = pair;
-                        *(u16*)(at + swizzled(first + 1, r % 64)) = pair >> 16;
+                for (int n = 0; n < N / 8; n++)
+#pragma unroll
+                    for (int high = 0; high < 2; high++) {
+                        u32 r = row + 8 * high, first = lane % 4 * 2;
+                        u32 pair = pack_f16(total[m][4 * n + 2 * high] * p.scale, total[m][4 * n + 2 * high + 1] * p.scale);
+                        if (block % 2) {
+                            *(u32*)(to + KEY_BYTES + r / 8 * 1024 + swizzled(r % 8, 8 * n + first)) = pair;
+                        } else {
+                            u8* at = to + r / 64 * 8192 + n * 1024;
+                            *(u16*)(at + swizzled(first, r % 64)) = pair;
+                            *(u16*)(at + swizzled(first + 1, r % 64)) = pair >> 16;
+                        }
                     }
-                }
+            }
         });
 #endif
 }
@@ -173,9 +198,9 @@ __device__ __forceinline__ void attend_tile(ExpandedMemory& memory, ExpandedFlag
         for (int step = 0; step < QUERY_STEPS; step++) {
             u64 key = keys + step / 4 * (16384 >> 4) + step % 4 * (32 >> 4), query = queries + step / 4 * (8192 >> 4) + step % 4 * (32 >> 4);
             if (step == 0)
-                multiply_group<EXPANDED_TOKENS, false>(scores, query, key);
+                multiply_group_f16<EXPANDED_TOKENS, false>(scores, query, key);
             else
-                multiply_group<EXPANDED_TOKENS, true>(scores, query, key);
+                multiply_group_f16<EXPANDED_TOKENS, true>(scores, query, key);
         }
         end_products();
         wait_products<0>();
@@ -209,9 +234,9 @@ __device__ __forceinline__ void attend_tile(ExpandedMemory& memory, ExpandedFlag
         for (int i = 0; i < EXPANDED_TOKENS / 2; i += 2) {
             float low = power_of_two(fmaf(scores[i], scale, -raised[ROW_PAIR(i)]));
             float high = power_of_two(fmaf(scores[i + 1], scale, -raised[ROW_PAIR(i)]));
-            u32 both = pack_bf16(low, high);
+            u32 both = pack_small_f16(low, high);
             // What is summed is what is multiplied with.
-            added[ROW_PAIR(i)] += __uint_as_float(both << 16) + __uint_as_float(both & 0xffff0000u);
+            added[ROW_PAIR(i)] += f16_to_f32(both) + f16_to_f32(both >> 16);
             weights[i / 8][i % 8 / 2] = both;
         }
 #pragma unroll
@@ -223,7 +248,7 @@ __device__ __forceinline__ void attend_tile(ExpandedMemory& memory, ExpandedFlag
         begin_products();
 #pragma unroll
         for (int step = 0; step < EXPANDED_TOKENS / 16; step++)
-            multiply_group<HEAD_VALUE, true>(sums, weights[step], values + step / 4 * (VALUE_BYTES >> 4) + step % 4 * (32 >> 4));
+            multiply_group_f16<HEAD_VALUE, true>(sums, weights[step], values + step / 4 * (VALUE_BYTES >> 4) + step % 4 * (32 >> 4));
         end_products();
         turn.next(2);
     }
@@ -250,11 +275,12 @@ __device__ __forceinline__ void attend_tile(ExpandedMemory& memory, ExpandedFlag
 }
 #endif
 
-// nope: [rows, all_heads * HEAD_NOPE] bf16; rotated: [rows, all_heads, WIDTH] f32, of which the last ROPE columns count; out: [rows,
+// queries: [rows, all_heads, HEAD_NOPE + ROPE] f32, of which the first HEAD_NOPE columns count; rotated: [rows, all_heads, WIDTH] f32,
+// of which the last ROPE columns count; out: [rows,
 // all_heads * HEAD_VALUE] in `order`. Heads from `first_head` on are in `expanded`. `scale` has the base-2 logarithm's factor in it.
 // grid (multiprocessors), 384 threads.
 extern "C" __global__ void __launch_bounds__(HOPPER_THREADS, 1)
-    attend_expanded(const uint4* tiles, u32 count, u32 first_head, u32 heads, u32 all_heads, const u16* nope, const float* rotated,
+    attend_expanded(const uint4* tiles, u32 count, u32 first_head, u32 heads, u32 all_heads, const float* queries, const float* rotated,
                     float scale, const u8* expanded, int order, u16* out) {
 #if HOPPER
     static_assert(sizeof(ExpandedMemory) + 1024 <= HOPPER_SHARED, "see kernels.rs");
@@ -297,18 +323,14 @@ extern "C" __global__ void __launch_bounds__(HOPPER_THREADS, 1)
             for (int high = 0; high < 2; high++) {
                 u32 r = threadIdx.x / 32 % 4 * 16 + lane / 4 + 8 * high;
                 u64 row = (tile.x + (here == 0 ? 0 : skipped + min(r, here - 1))) * (u64)all_heads + head;
-                const u16* from = nope + row * HEAD_NOPE + lane % 4 * 2;
+                const float* from = queries + row * (HEAD_NOPE + ROPE) + lane % 4 * 2;
                 const float* turned = rotated + row * WIDTH + LATENT + lane % 4 * 2;
                 u8* to = memory.queries[group] + r / 8 * 1024;
 #pragma unroll
                 for (int i = 0; i < 2 * QUERY_STEPS; i++) {
-                    u32 column = 8 * i + lane % 4 * 2, both;
-                    if (i < HEAD_NOPE / 8) {
-                        both = *(const u32*)(from + 8 * i);
-                    } else {
-                        float2 pair = *(const float2*)(turned + 8 * i - HEAD_NOPE);
-                        both = pack_bf16(pair.x, pair.y);
-                    }
+                    u32 column = 8 * i + lane % 4 * 2;
+                    float2 pair = *(const float2*)(i < HEAD_NOPE / 8 ? from + 8 * i : turned + 8 * i - HEAD_NOPE);
+                    u32 both = pack_f16(pair.x, pair.y);
                     *(u32*)(to + column / 64 * 8192 + swizzled(r % 8, column % 64)) = both;
                 }
             }

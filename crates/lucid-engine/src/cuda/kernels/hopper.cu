@@ -1,75 +1,79 @@
 // The kernels for prompts on Hopper (see hopper.cuh).
 
-// grid (multiprocessors), 384 threads; row blocks are 64 rows of gate and the same of up.
+// grid (multiprocessors), 384 threads; row blocks are M times 64 rows of gate and the same of up.
 template <typename Format, int N>
 __device__ __forceinline__ void gate_up_hopper(const ExpertWeight& gate, const ExpertWeight& up, u32 rows, u32 cols,
                                                const uint4* groups, const u8* packed, u16* activated, int out_order, u32 slices) {
 #if HOPPER
     HopperMemory<Format, N>& memory = hopper_memory<Format, N>();
-    const int STAGES = HopperMemory<Format, N>::STAGES;
+    const int STAGES = HopperMemory<Format, N>::STAGES, M = HopperMemory<Format, N>::M;
     __shared__ HopperFlags<STAGES> flags;
     prepare(flags);
     wait_for_previous();
-    u32 row_blocks = (rows + 63) / 64, chunks = cols / CHUNK, lane = threadIdx.x % 32;
+    u32 row_blocks = (rows + 64 * M - 1) / (64 * M), chunks = cols / CHUNK, lane = threadIdx.x % 32;
     Turn turn{0, 0};
     take_tiles(
         __ldcg(groups).x * row_blocks,
         [&](u32 tile) {
             uint4 group = __ldcg(groups + 1 + tile / row_blocks);
-            u32 row = tile % row_blocks * 64;
-            u32 copied = copied_tile(), blocks = (group.z + 7) / 8;
-            const u8* from = lane < 2 ? tiles_of<Format>(copied < 4 ? gate : up, group.x, rows, cols, row + copied % 4 * 16)
+            u32 row = tile % row_blocks * 64 * M;
+            u32 copied = copied_tile<M>(), blocks = (group.z + 7) / 8;
+            const u8* from = lane < 2 * M ? tiles_of<Format>(copied < 4 * M ? gate : up, group.x, rows, cols, row + copied % (4 * M) * 16)
                                       : packed + (u64)group.w * cols * 16;
-            copy_tile<Format, N>(memory, flags, turn, chunks, blocks, from, lane < 2 ? Format::BYTES : blocks * 2048);
+            copy_tile<Format, N>(memory, flags, turn, chunks, blocks, from, lane < 2 * M ? Format::BYTES : blocks * 2048);
         },
         [&](u32 tile) {
             uint4 group = __ldcg(groups + 1 + tile / row_blocks);
             u32 warp = threadIdx.x / 32 % 4, half = threadIdx.x / 128;
-            u32 row = tile % row_blocks * 64 + 16 * warp + 8 * half + lane / 4;
+            u32 first = tile % row_blocks * 64 * M + 16 * warp + 8 * half + lane / 4;
             float gate_scale = gate.global_scales[group.x] * Format::unit(), up_scale = up.global_scales[group.x] * Format::unit();
-            compute_tile<Format, N, CHUNK>(memory, flags, turn, cols, slices, Halves{warp, half, 4 + warp, half}, group.z,
-                                       [&](u32 v, float gated, float value) {
-                                           if (row < rows)
-                                               store_split(activated + (u64)(group.y + v) * rows, rows, out_order, row,
-                                                           silu(gated * gate_scale) * (value * up_scale));
-                                       });
+            compute_tile<Format, N, CHUNK>(
+                memory, flags, turn, cols, slices, group.z,
+                [&](u32 m) { return Halves{4 * m + warp, half, 4 * M + 4 * m + warp, half}; },
+                [&](u32 m, u32 v, float gated, float value) {
+                    u32 row = first + 64 * m;
+                    if (row < rows)
+                        store_split(activated + (u64)(group.y + v) * rows, rows, out_order, row, silu(gated * gate_scale) * (value * up_scale));
+                });
         });
 #endif
 }
 
-// grid (multiprocessors), 384 threads; row blocks are 128 rows.
+// grid (multiprocessors), 384 threads; row blocks are M times 128 rows.
 template <typename Format, int N>
 __device__ __forceinline__ void down_hopper(const ExpertWeight& down, u32 rows, u32 cols, const uint4* groups, const u8* packed,
                                             float* y, u32 slices) {
 #if HOPPER
     HopperMemory<Format, N>& memory = hopper_memory<Format, N>();
-    const int STAGES = HopperMemory<Format, N>::STAGES;
+    const int STAGES = HopperMemory<Format, N>::STAGES, M = HopperMemory<Format, N>::M;
     __shared__ HopperFlags<STAGES> flags;
     prepare(flags);
     wait_for_previous();
-    u32 row_blocks = (rows + 127) / 128, chunks = cols / CHUNK, lane = threadIdx.x % 32;
+    u32 row_blocks = (rows + 128 * M - 1) / (128 * M), chunks = cols / CHUNK, lane = threadIdx.x % 32;
     Turn turn{0, 0};
     take_tiles(
         __ldcg(groups).x * row_blocks,
         [&](u32 tile) {
             uint4 group = __ldcg(groups + 1 + tile / row_blocks);
-            u32 row = tile % row_blocks * 128;
+            u32 row = tile % row_blocks * 128 * M;
             u32 blocks = (group.z + 7) / 8;
-            const u8* from = lane < 2 ? tiles_of<Format>(down, group.x, rows, cols, row + copied_tile() * 16)
+            const u8* from = lane < 2 * M ? tiles_of<Format>(down, group.x, rows, cols, row + copied_tile<M>() * 16)
                                       : packed + (u64)group.w * cols * 16;
-            copy_tile<Format, N>(memory, flags, turn, chunks, blocks, from, lane < 2 ? Format::BYTES : blocks * 2048);
+            copy_tile<Format, N>(memory, flags, turn, chunks, blocks, from, lane < 2 * M ? Format::BYTES : blocks * 2048);
         },
         [&](u32 tile) {
             uint4 group = __ldcg(groups + 1 + tile / row_blocks);
             u32 row_tile = threadIdx.x / 32;
-            u32 row = tile % row_blocks * 128 + 16 * row_tile + lane / 4;
+            u32 first = tile % row_blocks * 128 * M + 16 * row_tile + lane / 4;
             float scale = down.global_scales[group.x] * Format::unit();
-            compute_tile<Format, N, CHUNK>(memory, flags, turn, cols, slices, Halves{row_tile, 0, row_tile, 1}, group.z,
-                                       [&](u32 v, float low, float high) {
-                                           float* to = y + (u64)(group.y + v) * rows + row;
-                                           if (row < rows) to[0] = low * scale;
-                                           if (row + 8 < rows) to[8] = high * scale;
-                                       });
+            compute_tile<Format, N, CHUNK>(
+                memory, flags, turn, cols, slices, group.z, [&](u32 m) { return Halves{8 * m + row_tile, 0, 8 * m + row_tile, 1}; },
+                [&](u32 m, u32 v, float low, float high) {
+                    u32 row = first + 128 * m;
+                    float* to = y + (u64)(group.y + v) * rows + row;
+                    if (row < rows) to[0] = low * scale;
+                    if (row + 8 < rows) to[8] = high * scale;
+                });
         });
 #endif
 }
@@ -101,16 +105,16 @@ struct Bf16Late {
 // Row blocks of a band: their weights stay in the second-level cache while all vectors pass.
 #define BAND_BLOCKS 16
 
-// grid (multiprocessors), 384 threads; row blocks are 128 rows. bf16 is cut into slices by 32 columns, as in decoding (matmul.cu).
+// grid (multiprocessors), 384 threads; row blocks are M times 128 rows. bf16 is cut into slices by 32 columns, as in decoding (matmul.cu).
 template <typename Format, int N, int COLUMNS>
 __device__ __forceinline__ void matmul_hopper(const Product& p, u32 heads, const u8* packed, u32 count) {
 #if HOPPER
     HopperMemory<Format, N>& memory = hopper_memory<Format, N>();
-    const int STAGES = HopperMemory<Format, N>::STAGES;
+    const int STAGES = HopperMemory<Format, N>::STAGES, M = HopperMemory<Format, N>::M;
     __shared__ HopperFlags<STAGES> flags;
     prepare(flags);
     wait_for_previous();
-    u32 row_blocks = (p.rows + 127) / 128, groups = (count + N - 1) / N, chunks = p.cols / CHUNK, lane = threadIdx.x % 32;
+    u32 row_blocks = (p.rows + 128 * M - 1) / (128 * M), groups = (count + N - 1) / N, chunks = p.cols / CHUNK, lane = threadIdx.x % 32;
     u32 of_head = row_blocks * groups, of_band = BAND_BLOCKS * groups;
     struct Tile {
         u32 head, row, first;
@@ -118,27 +122,30 @@ __device__ __forceinline__ void matmul_hopper(const Product& p, u32 heads, const
     auto find = [&](u32 tile) {
         u32 head = tile / of_head, rest = tile % of_head, band = rest / of_band, in_band = rest % of_band;
         u32 blocks = min(BAND_BLOCKS, row_blocks - band * BAND_BLOCKS);
-        return Tile{head, (band * BAND_BLOCKS + in_band % blocks) * 128, in_band / blocks * N};
+        return Tile{head, (band * BAND_BLOCKS + in_band % blocks) * 128 * M, in_band / blocks * N};
     };
     Turn turn{0, 0};
     take_tiles(
         of_head * heads,
         [&](u32 number) {
             Tile tile = find(number);
-            u64 weight_row = p.row_first + (u64)tile.head * p.row_head + min(tile.row + copied_tile() * 16, p.rows - 1);
+            u64 weight_row = p.row_first + (u64)tile.head * p.row_head + min(tile.row + copied_tile<M>() * 16, p.rows - 1);
             u32 blocks = (min(count - tile.first, N) + 7) / 8;
-            const u8* from = lane < 2 ? p.values + weight_row / 16 * chunks * Format::BYTES
+            const u8* from = lane < 2 * M ? p.values + weight_row / 16 * chunks * Format::BYTES
                                       : packed + (u64)tile.first * p.x_width * 2 + tile.head * p.x_head / CHUNK * blocks * 2048;
-            copy_tile<Format, N>(memory, flags, turn, chunks, blocks, from, lane < 2 ? Format::BYTES : blocks * 2048);
+            copy_tile<Format, N>(memory, flags, turn, chunks, blocks, from, lane < 2 * M ? Format::BYTES : blocks * 2048);
         },
         [&](u32 number) {
             Tile tile = find(number);
-            u32 row_tile = threadIdx.x / 32, row = tile.row + 16 * row_tile + lane / 4;
-            compute_tile<Format, N, COLUMNS>(memory, flags, turn, p.cols, p.slices, Halves{row_tile, 0, row_tile, 1},
-                                             min(count - tile.first, N), [&](u32 v, float low, float high) {
-                                                 if (row < p.rows) store_product(p, tile.first + v, tile.head, row, low * p.scale);
-                                                 if (row + 8 < p.rows) store_product(p, tile.first + v, tile.head, row + 8, high * p.scale);
-                                             });
+            u32 row_tile = threadIdx.x / 32, first = tile.row + 16 * row_tile + lane / 4;
+            compute_tile<Format, N, COLUMNS>(
+                memory, flags, turn, p.cols, p.slices, min(count - tile.first, N),
+                [&](u32 m) { return Halves{8 * m + row_tile, 0, 8 * m + row_tile, 1}; },
+                [&](u32 m, u32 v, float low, float high) {
+                    u32 row = first + 128 * m;
+                    if (row < p.rows) store_product(p, tile.first + v, tile.head, row, low * p.scale);
+                    if (row + 8 < p.rows) store_product(p, tile.first + v, tile.head, row + 8, high * p.scale);
+                });
         });
 #endif
 }

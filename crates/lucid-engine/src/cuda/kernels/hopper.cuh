@@ -8,14 +8,14 @@
 // wgmma of 16 columns gives the bits of mma.sync of the same columns, and the order of the sums is that of decoding (mma.cuh),
 // so the bits are the same: a prompt may be cut anywhere. bf16 activations only.
 #define HOPPER_THREADS 384  // two warpgroups that compute, one that copies
-#define ROW_TILES 8         // of sixteen rows, of a block
 
-// N: vectors of a tile. Two to four stages.
+// N: vectors of a tile. A warpgroup has M times 64 rows: two where sums leave registers for it, so that vectors are read half as often.
 template <typename Format, int N>
 struct HopperMemory {
-    static const int FITTING = (HOPPER_SHARED - 1024) / (N * 256 + ROW_TILES * Format::BYTES), STAGES = FITTING < 4 ? FITTING : 4;
+    static const int M = N <= (Format::SCALED ? 32 : 64) ? 2 : 1, ROW_TILES = 8 * M, WEIGHT_BYTES = ROW_TILES * Format::BYTES;
+    static const int FITTING = (HOPPER_SHARED - 1024) / (N * 256 + WEIGHT_BYTES), STAGES = FITTING < 4 ? FITTING : 4;
     u8 vectors[STAGES][N * 256];
-    u8 weights[STAGES][ROW_TILES * Format::BYTES];
+    u8 weights[STAGES][WEIGHT_BYTES];
 };
 
 #if HOPPER
@@ -31,24 +31,26 @@ struct HopperFlags {
     u64 full[STAGES], empty[STAGES];
 };
 
-// The row tile that a lane below 2 of a copying warp copies.
-__device__ __forceinline__ u32 copied_tile() { return 2 * (threadIdx.x / 32 - 8) + threadIdx.x % 32; }
+// The row tile that one of the first 2 M lanes of a copying warp copies.
+template <int M>
+__device__ __forceinline__ u32 copied_tile() { return 2 * M * (threadIdx.x / 32 - 8) + threadIdx.x % 32; }
 
-// What a copying warp copies for a tile: lane i < 2 its row tile i, the first warp's lane 2 the vectors. A copy takes a warp some thirty
-// cycles for each lane, so there are four such warps.
+// What a copying warp copies for a tile: lane i < 2 M its row tile i, the first warp's lane 2 M the vectors. A copy takes a warp some
+// thirty cycles for each lane, so there are four such warps. `from`: the lane's first source, or of the vectors.
 template <typename Format, int N>
 __device__ __forceinline__ void copy_tile(HopperMemory<Format, N>& memory, HopperFlags<HopperMemory<Format, N>::STAGES>& flags, Turn& turn,
                                           u32 chunks, u32 blocks, const u8* from, u64 stride) {
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 8, bytes = lane < 2 ? Format::BYTES : blocks * 2048;
-    bool copies = lane < 2 || (lane == 2 && warp == 0);
+    const u32 LANES = 2 * HopperMemory<Format, N>::M;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 8, bytes = lane < LANES ? Format::BYTES : blocks * 2048;
+    bool copies = lane < LANES || (lane == LANES && warp == 0);
     for (u32 chunk = 0; chunk < chunks; chunk++, from += stride) {
         wait_barrier(shared_address(&flags.empty[turn.stage]), turn.parity ^ 1);
         u32 full = shared_address(&flags.full[turn.stage]);
         if (lane == 0)
-            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(2 * Format::BYTES + (warp == 0 ? blocks * 2048 : 0))
+            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(LANES * Format::BYTES + (warp == 0 ? blocks * 2048 : 0))
                          : "memory");
         __syncwarp();
-        const u8* to = lane < 2 ? memory.weights[turn.stage] + (2 * warp + lane) * Format::BYTES : memory.vectors[turn.stage];
+        const u8* to = lane < LANES ? memory.weights[turn.stage] + (LANES * warp + lane) * Format::BYTES : memory.vectors[turn.stage];
         if (copies) bulk_copy(shared_address(to), from, bytes, full);
         turn.next(HopperMemory<Format, N>::STAGES);
     }
@@ -59,32 +61,34 @@ struct Halves {
     u32 low_tile, low_half, high_tile, high_half;
 };
 
-// The sums of one tile: a warpgroup's 64 rows by N vectors. Slices of the columns are parts of COLUMNS columns.
+// The sums of one tile: a warpgroup's M times 64 rows by N vectors. halves(m): where the thread's rows of the m-th 64 are. Slices of the columns are parts of COLUMNS columns.
 //
-// What is unpacked waits in registers until its products are complete: two words of 32 columns take turns, or four where tiles are
-// narrow, so that products are short and registers free.
-template <typename Format, int N, int COLUMNS>
+// What is unpacked waits in registers until its products are complete: two words of 32 columns take turns.
+template <typename Format, int N, int COLUMNS, typename H>
 __device__ __forceinline__ void sum_tile(HopperMemory<Format, N>& memory, HopperFlags<HopperMemory<Format, N>::STAGES>& flags, Turn& turn,
-                                         u32 cols, u32 slices, const Halves& halves, float (&total)[N / 2]) {
-    const int BUFFERS = Format::SCALED || N > 64 ? 2 : 4;
+                                         u32 cols, u32 slices, H halves, float (&total)[HopperMemory<Format, N>::M][N / 2]) {
+    const int M = HopperMemory<Format, N>::M, BUFFERS = 2;
     u32 lane = threadIdx.x % 32, chunks = cols / CHUNK;
     u32 across = cols / COLUMNS, per_slice = (across + slices - 1) / slices, end_of_slice = per_slice;
     const Factors by(HOPPER_THREADS);
-    float acc[N / 2];
-    float part[Format::SCALED ? N / 2 : 1];  // a sum of 32 columns, where those are scaled
-    u32 a[BUFFERS][8];
+    float acc[M][N / 2];
+    float part[M][Format::SCALED ? N / 2 : 1];  // sums of 32 columns, where those are scaled
+    u32 a[BUFFERS][M][8];
 #pragma unroll
-    for (int i = 0; i < N / 2; i++) acc[i] = 0.0f;
+    for (int i = 0; i < M * N / 2; i++) (&acc[0][0])[i] = 0.0f;
     auto add_slice = [&]() {
         if constexpr (!Format::SCALED) {
             wait_products<0>();
-            settle(acc);
+#pragma unroll
+            for (int m = 0; m < M; m++) settle(acc[m]);
         }
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) {
-            total[i] = end_of_slice == per_slice ? acc[i] : total[i] + acc[i];
-            acc[i] = 0.0f;
-        }
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int i = 0; i < N / 2; i++) {
+                total[m][i] = end_of_slice == per_slice ? acc[m][i] : total[m][i] + acc[m][i];
+                acc[m][i] = 0.0f;
+            }
         end_of_slice += per_slice;
     };
     u32 last_stage = 0;
@@ -93,32 +97,49 @@ __device__ __forceinline__ void sum_tile(HopperMemory<Format, N>& memory, Hopper
         wait_barrier(shared_address(&flags.full[turn.stage]), turn.parity);
         const u8* tiles = memory.weights[turn.stage];
         u64 b = operand<2048>(shared_address(memory.vectors[turn.stage]));
-        Format loaded;
-        loaded.load(tiles + halves.low_tile * Format::BYTES, halves.low_half, tiles + halves.high_tile * Format::BYTES, halves.high_half, lane);
+        Format loaded[M];
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            Halves h = halves(m);
+            loaded[m].load(tiles + h.low_tile * Format::BYTES, h.low_half, tiles + h.high_tile * Format::BYTES, h.high_half, lane);
+        }
 #pragma unroll
         for (int word = 0; word < 4; word++) {
             const int at = word % BUFFERS;
             const u64 columns = b + word / 2 * (1024 >> 4) + word % 2 * (64 >> 4);
             const bool begins_slice = COLUMNS == CHUNK ? word == 0 && chunk == end_of_slice : 4 * chunk + word == end_of_slice;
+            auto unpack = [&](int word) {
+#pragma unroll
+                for (int m = 0; m < M; m++) loaded[m].unpack(a[word % BUFFERS][m], word, by);
+            };
             if constexpr (Format::SCALED) {
-                if (word == 0) loaded.unpack(a[0], 0, by);
+                if (word == 0) unpack(0);
                 begin_products();
-                multiply_group<N, false>(part, a[at], columns);
-                multiply_group<N, true>(part, a[at] + 4, columns + (32 >> 4));
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+                    multiply_group<N, false>(part[m], a[at][m], columns);
+                    multiply_group<N, true>(part[m], a[at][m] + 4, columns + (32 >> 4));
+                }
                 end_products();
-                if (word < 3) loaded.unpack(a[1 - at], word + 1, by);
+                if (word < 3) unpack(word + 1);
                 if (begins_slice) add_slice();
                 wait_products<0>();
-                settle(part);
-                float2 scale = loaded.scale(word);
 #pragma unroll
-                for (int i = 0; i < N / 2; i++) acc[i] = fmaf(i % 4 < 2 ? scale.x : scale.y, part[i], acc[i]);
+                for (int m = 0; m < M; m++) {
+                    settle(part[m]);
+                    float2 scale = loaded[m].scale(word);
+#pragma unroll
+                    for (int i = 0; i < N / 2; i++) acc[m][i] = fmaf(i % 4 < 2 ? scale.x : scale.y, part[m][i], acc[m][i]);
+                }
             } else {
                 if (begins_slice) add_slice();
-                loaded.unpack(a[at], word, by);
+                unpack(word);
                 begin_products();
-                multiply_group<N, true>(acc, a[at], columns);
-                multiply_group<N, true>(acc, a[at] + 4, columns + (32 >> 4));
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+                    multiply_group<N, true>(acc[m], a[at][m], columns);
+                    multiply_group<N, true>(acc[m], a[at][m] + 4, columns + (32 >> 4));
+                }
                 end_products();
                 wait_products<BUFFERS - 1>();
             }
@@ -132,19 +153,21 @@ __device__ __forceinline__ void sum_tile(HopperMemory<Format, N>& memory, Hopper
     if (lane == 0) arrive(shared_address(&flags.empty[last_stage]));
 }
 
-// Computes a tile and calls f(vector, sum of row r, sum of row r + 8).
-template <typename Format, int N, int COLUMNS, typename F>
+// Computes a tile and calls f(m, vector, sum of row r, sum of row r + 8).
+template <typename Format, int N, int COLUMNS, typename H, typename F>
 __device__ __forceinline__ void compute_tile(HopperMemory<Format, N>& memory, HopperFlags<HopperMemory<Format, N>::STAGES>& flags, Turn& turn,
-                                             u32 cols, u32 slices, const Halves& halves, u32 here, F f) {
-    float total[N / 2];
+                                             u32 cols, u32 slices, u32 here, H halves, F f) {
+    float total[HopperMemory<Format, N>::M][N / 2];
     sum_tile<Format, N, COLUMNS>(memory, flags, turn, cols, slices, halves, total);
 #pragma unroll
-    for (int n = 0; n < N / 8; n++)
+    for (int m = 0; m < HopperMemory<Format, N>::M; m++)
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            u32 v = 8 * n + threadIdx.x % 4 * 2 + i;
-            if (v < here) f(v, total[4 * n + i], total[4 * n + 2 + i]);
-        }
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                u32 v = 8 * n + threadIdx.x % 4 * 2 + i;
+                if (v < here) f(m, v, total[m][4 * n + i], total[m][4 * n + 2 + i]);
+            }
 }
 
 template <typename Format, int N>

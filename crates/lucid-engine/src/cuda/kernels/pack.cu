@@ -67,8 +67,8 @@ extern "C" __global__ void pack_vectors(const u16* x, u32 count, u32 size, u32 c
     u32 words = cols / 32, first = blockIdx.x * 8 / size * size, blocks = (min(count - first, size) + 7) / 8;
     u8* block = packed + (u64)first * cols * 2 + (blockIdx.x - first / 8) * 2048;
     for (u32 i = threadIdx.x; i < 8 * words; i += blockDim.x) {
-        u32 v = blockIdx.x * 8 + i / words;
-        if (v < count) pack_word(x + (u64)v * cols, i % words, i / words, block, blocks * 2048);
+        u32 r = i % 8, v = blockIdx.x * 8 + r;
+        if (v < count) pack_word(x + (u64)v * cols, i / 8, r, block, blocks * 2048);
     }
 }
 
@@ -81,8 +81,8 @@ extern "C" __global__ void pack_visitors(const uint4* groups, const u32* tokens,
     u32 words = cols / 32, blocks = (group.z + 7) / 8;
     u8* block = packed + (u64)group.w * cols * 16 + blockIdx.y * 2048;
     for (u32 i = threadIdx.x; i < 8 * words; i += blockDim.x) {
-        u32 v = blockIdx.y * 8 + i / words;
+        u32 r = i % 8, v = blockIdx.y * 8 + r;
         if (v < group.z)
-            pack_word(x + (u64)(tokens ? tokens[group.y + v] : group.y + v) * cols, i % words, i / words, block, blocks * 2048);
+            pack_word(x + (u64)(tokens ? tokens[group.y + v] : group.y + v) * cols, i / 8, r, block, blocks * 2048);
     }
 }

@@ -43,27 +43,36 @@ __device__ __forceinline__ void multiply_group(float (&d)[N / 2], const u32* a, 
 #define D_OF_128 D_OF_96 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define D_OF_160 D_OF_128 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
 #define D_OF_192 D_OF_160 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-// The same with a in shared memory.
-template <int N, bool ADD>
-__device__ __forceinline__ void multiply_group(float (&d)[N / 2], u64 a, u64 b);
-#define MULTIPLY_GROUP_OR(N, ADD, HOW, A, INPUTS, ...)                                                               \
+#define MULTIPLY_GROUP_OR(TEMPLATE, NAME, N, TYPES, ADD, HOW, A, INPUTS, ...)                                          \
     template <>                                                                                                      \
-    __device__ __forceinline__ void multiply_group<N, ADD>(float (&d)[N / 2], A a, u64 b) {                          \
+    __device__ __forceinline__ void NAME<TEMPLATE>(float (&d)[N / 2], A a, u64 b) {                                  \
         asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.u32 add, " #ADD ", 0;\n\twgmma.mma_async.sync.aligned.m64n" #N \
-                     "k16.f32.bf16.bf16 {" D_OF_##N "}, " INPUTS ";\n\t}"                                            \
+                     "k16.f32." TYPES " {" D_OF_##N "}, " INPUTS ";\n\t}"                                            \
                      : D##N(HOW)                                                                                     \
                      : __VA_ARGS__, "l"(b));                                                                         \
     }
-#define MULTIPLY_GROUP(N, INPUTS)                                                                                              \
-    MULTIPLY_GROUP_OR(N, 0, "=f", const u32*, INPUTS ", add, 1, 1, 0", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))              \
-    MULTIPLY_GROUP_OR(N, 1, "+f", const u32*, INPUTS ", add, 1, 1, 0", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
+#define COMMA ,
+#define MULTIPLY_GROUP(N, INPUTS)                                                                                           \
+    MULTIPLY_GROUP_OR(N COMMA false, multiply_group, N, "bf16.bf16", 0, "=f", const u32*, INPUTS ", add, 1, 1, 0",           \
+                      "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))                                                            \
+    MULTIPLY_GROUP_OR(N COMMA true, multiply_group, N, "bf16.bf16", 1, "+f", const u32*, INPUTS ", add, 1, 1, 0",            \
+                      "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
 MULTIPLY_GROUP(32, "{%16,%17,%18,%19}, %20")
 MULTIPLY_GROUP(64, "{%32,%33,%34,%35}, %36")
 MULTIPLY_GROUP(96, "{%48,%49,%50,%51}, %52")
 MULTIPLY_GROUP(128, "{%64,%65,%66,%67}, %68")
 MULTIPLY_GROUP(192, "{%96,%97,%98,%99}, %100")
-MULTIPLY_GROUP_OR(128, 0, "=f", u64, "%64, %65, add, 1, 1, 0, 0", "l"(a))
-MULTIPLY_GROUP_OR(128, 1, "+f", u64, "%64, %65, add, 1, 1, 0, 0", "l"(a))
+
+// The same with f16 operands, and a in shared memory.
+template <int N, bool ADD>
+__device__ __forceinline__ void multiply_group_f16(float (&d)[N / 2], u64 a, u64 b);
+MULTIPLY_GROUP_OR(128 COMMA false, multiply_group_f16, 128, "f16.f16", 0, "=f", u64, "%64, %65, add, 1, 1, 0, 0", "l"(a))
+MULTIPLY_GROUP_OR(128 COMMA true, multiply_group_f16, 128, "f16.f16", 1, "+f", u64, "%64, %65, add, 1, 1, 0, 0", "l"(a))
+// And a in registers.
+template <int N, bool ADD>
+__device__ __forceinline__ void multiply_group_f16(float (&d)[N / 2], const u32* a, u64 b);
+MULTIPLY_GROUP_OR(128 COMMA true, multiply_group_f16, 128, "f16.f16", 1, "+f", const u32*,
+                  "{%64,%65,%66,%67}, %68, add, 1, 1, 0", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
 
 // Results of wgmma are there after a wait only, which the compiler doesn't know.
 template <int COUNT>

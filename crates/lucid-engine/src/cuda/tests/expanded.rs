@@ -22,7 +22,7 @@ const HEADS: usize = 3;
 /// A sequence's latents in scattered pages, and its queries.
 struct Case {
     entries: Vec<f32>, // [len, WIDTH], bf16 values
-    nope: Vec<f32>,    // [len, HEADS, NOPE], likewise
+    nope: Vec<f32>,    // [len, HEADS, NOPE]
     rotated: Vec<f32>, // [len, HEADS, ROPE]
     pages: Vec<PageId>,
     cache: Buffer,
@@ -33,8 +33,7 @@ fn bits(values: impl IntoIterator<Item = f32>) -> Vec<u16> {
 }
 
 fn case(gpu: &Gpu, len: usize, seed: u64) -> Case {
-    let round = |values: Vec<f32>| -> Vec<f32> { values.into_iter().map(bf16).collect() };
-    let entries = round(random::vector(len * WIDTH, seed));
+    let entries: Vec<f32> = random::vector(len * WIDTH, seed).into_iter().map(bf16).collect();
     let mut pool = PagePool::new(len + 5 * PAGE_TOKENS);
     let (mut others, mut pages) = (Vec::new(), Vec::new());
     assert!(pool.extend(&mut others, 2 * PAGE_TOKENS) && pool.extend(&mut pages, len));
@@ -47,7 +46,7 @@ fn case(gpu: &Gpu, len: usize, seed: u64) -> Case {
     }
     Case {
         entries,
-        nope: round(random::vector(len * HEADS * NOPE, seed + 1)),
+        nope: random::vector(len * HEADS * NOPE, seed + 1),
         rotated: random::vector(len * HEADS * ROPE, seed + 2),
         pages,
         cache: gpu.upload(&cache).unwrap(),
@@ -55,7 +54,7 @@ fn case(gpu: &Gpu, len: usize, seed: u64) -> Case {
 }
 
 const SHAPE: Shape =
-    Shape { heads: HEADS, nope: NOPE, latent: LATENT, rope: ROPE, scale: 0.11, mode: Mode::Serving };
+    Shape { heads: HEADS, nope: NOPE, latent: LATENT, rope: ROPE, scale: 0.003, mode: Mode::Serving };
 
 impl Case {
     /// Rows `first` to `first + count` of the prompt, as one step; `[count, HEADS, VALUE]`.
@@ -68,7 +67,10 @@ impl Case {
     ) -> Vec<u16> {
         let len = self.entries.len() / WIDTH;
         let cut = |values: &[f32], width: usize| values[first * width..][..count * width].to_vec();
-        let nope = gpu.upload(&bits(cut(&self.nope, HEADS * NOPE))).unwrap();
+        let nope = cut(&self.nope, HEADS * NOPE);
+        let queries: Vec<f32> =
+            nope.chunks(NOPE).flat_map(|part| [part, &[f32::NAN; ROPE]].concat()).collect();
+        let queries = gpu.upload(&queries).unwrap();
         let rotated = cut(&self.rotated, HEADS * ROPE);
         let absorbed: Vec<f32> =
             rotated.chunks(ROPE).flat_map(|part| [&[f32::NAN; LATENT], part].concat()).collect();
@@ -79,7 +81,7 @@ impl Case {
         let mut expanded = Expanded::new(gpu, kernels, SHAPE, VALUE, kv_b, len).unwrap().unwrap();
         let span = Span { pages: &self.pages, position: first, count, row: 0, prompt: len };
         assert!(expanded.send(gpu, &[span], HEADS).unwrap().absorbed.is_empty());
-        let (queries, to) = ((nope.address(), absorbed.address()), (out.address(), Order::Natural));
+        let (queries, to) = ((queries.address(), absorbed.address()), (out.address(), Order::Natural));
         expanded.attend(gpu, kernels, SHAPE, kv_b, self.cache.address(), &packing, queries, to).unwrap();
         let mut values = vec![0u16; count * HEADS * VALUE];
         gpu.read(&mut values, out.address()).unwrap();
