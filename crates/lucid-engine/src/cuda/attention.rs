@@ -60,7 +60,7 @@ pub struct Inputs<'a> {
     pub angles: &'a Buffer,
     /// Pairs are adjacent.
     pub interleaved: bool,
-    /// `[rows, terms, heads * nope]` bf16, written.
+    /// `[rows, terms, heads * nope]` bf16, written; null where nobody wants it.
     pub nope_split: Address,
     /// `[rows, heads, latent + rope]` f32; the rotated part is written.
     pub absorbed: Address,
@@ -81,8 +81,12 @@ pub fn inputs(
     };
     let (heads, nope, interleaved) = (shape.heads as u32, shape.nope as u32, i32::from(inputs.interleaved));
     let (norm, angles) = (inputs.norm.address(), inputs.angles.address());
-    launch!(gpu, kernel, (step.count, shape.heads + 1, 1), 128, 0;
-        inputs.entries, norm, inputs.eps, inputs.queries, heads, nope, angles, interleaved, step.rows, step.pages, cache,
+    // A block for each head gives a few rows the whole GPU; many rows don't need so many blocks.
+    let at_once = if step.count < MULTIPROCESSORS { 1 } else { shape.heads.min(16) };
+    let blocks = 1 + shape.heads.div_ceil(at_once);
+    let at_once = at_once as u32;
+    launch!(gpu, kernel, (step.count, blocks, 1), 128, 0;
+        inputs.entries, norm, inputs.eps, inputs.queries, heads, at_once, nope, angles, interleaved, step.rows, step.pages, cache,
         inputs.nope_split, inputs.absorbed)
 }
 

@@ -193,11 +193,37 @@ fn groups(visits: VisitsArgs, slots: usize, width: usize) -> usize {
     }
 }
 
+/// The width of the tiles for experts' last visitors, where those of `width` are much wider; else 0.
+fn narrow_width(kernels: &ExpertKernels, width: usize) -> usize {
+    kernels.hopper.iter().map(|(narrow, _)| *narrow).filter(|narrow| 2 * narrow <= width).max().unwrap_or(0)
+}
+
+/// The two lists of groups, for tiles of `width` and for narrow ones: where each stands, how many groups of how many visits it has
+/// at the most, and the kernels for it.
+fn tilings<'a>(
+    kernels: &'a ExpertKernels,
+    packing: &'a Packing,
+    visits: VisitsArgs,
+    slots: usize,
+    width: usize,
+) -> impl Iterator<Item = (Address, (usize, usize), GateUpAndDown)> + 'a {
+    let narrow = narrow_width(kernels, width);
+    // Without lists of visitors there is one group after the other, all in the first list.
+    let slots_with_last = if visits.slots == Address::NULL { 0 } else { slots };
+    let lists = [
+        (packing.groups(), (groups(visits, slots, width), width)),
+        (packing.narrow_groups(), (slots_with_last, narrow)),
+    ];
+    lists.into_iter().filter(|(_, (most, _))| *most > 0).filter_map(|(list, room)| {
+        kernels.hopper.iter().find(|(wide, _)| *wide == room.1).map(|(_, pair)| (list, room, *pair))
+    })
+}
+
 /// The narrowest tile in which most experts' visitors find room, where `mean` visit one: two standard deviations more.
 fn hopper_width(kernels: &ExpertKernels, mean: usize) -> usize {
     let wanted = mean + 2 * mean.isqrt();
     let widths = || kernels.hopper.iter().map(|(width, _)| *width);
-    widths().find(|&width| width >= wanted).or(widths().last()).unwrap_or(0)
+    widths().find(|&width| width >= wanted).or(widths().next_back()).unwrap_or(0)
 }
 
 /// All visits: `outputs[v] = Expert(x[token of v])`. `slots` is the most experts that can be active.
@@ -256,14 +282,17 @@ pub fn gate_up(
         let (pass, pair) = pass.kernels(kernels.experts(mlps.gate_layout));
         let kernel = match pass {
             Pass::Hopper(width) => {
-                let packing = &buffers.packing;
-                let most = groups(visits, slots, width);
-                packing.list(gpu, kernels, visits, slots, width)?;
-                packing.pack_visitors(gpu, kernels, most, width, visits.tokens, vectors, mlps.hidden)?;
-                let (groups, packed, slices) = (packing.groups(), packing.vectors(), slices as u32);
+                let (packing, slices) = (&buffers.packing, slices as u32);
+                let of = kernels.experts(mlps.gate_layout);
+                packing.list(gpu, kernels, visits, slots, (width, narrow_width(of, width)))?;
                 let blocks = (kernels.hopper.unwrap_or(1), 1, 1);
-                return launch!(gpu, pair.gate_up, blocks, HOPPER_THREADS, HOPPER_SHARED;
-                    gate, up, rows, cols, groups, packed, activated, down_order, slices);
+                for (groups, room, pair) in tilings(of, packing, visits, slots, width) {
+                    packing.pack_visitors(gpu, kernels, groups, room, visits.tokens, vectors, mlps.hidden)?;
+                    let packed = packing.vectors();
+                    launch!(gpu, pair.gate_up, blocks, HOPPER_THREADS, HOPPER_SHARED;
+                        gate, up, rows, cols, groups, packed, activated, down_order, slices)?;
+                }
+                return Ok(());
             }
             Pass::Prefill => {
                 let grid =
@@ -303,14 +332,25 @@ pub fn down(
         let (pass, pair) = pass.kernels(kernels.experts(mlps.down_layout));
         let kernel = match pass {
             Pass::Hopper(width) => {
-                // The list is gate's and up's.
-                let packing = &buffers.packing;
-                let most = groups(visits, slots, width);
-                packing.pack_visitors(gpu, kernels, most, width, Address::NULL, activated, mlps.width)?;
-                let (groups, packed, slices) = (packing.groups(), packing.vectors(), slices as u32);
+                // The lists are gate's and up's.
+                let (packing, slices) = (&buffers.packing, slices as u32);
                 let blocks = (kernels.hopper.unwrap_or(1), 1, 1);
-                return launch!(gpu, pair.down, blocks, HOPPER_THREADS, HOPPER_SHARED;
-                    down, rows, cols, groups, packed, y, slices);
+                let of = kernels.experts(mlps.down_layout);
+                for (groups, room, pair) in tilings(of, packing, visits, slots, width) {
+                    packing.pack_visitors(
+                        gpu,
+                        kernels,
+                        groups,
+                        room,
+                        Address::NULL,
+                        activated,
+                        mlps.width,
+                    )?;
+                    let packed = packing.vectors();
+                    launch!(gpu, pair.down, blocks, HOPPER_THREADS, HOPPER_SHARED;
+                        down, rows, cols, groups, packed, y, slices)?;
+                }
+                return Ok(());
             }
             Pass::Prefill => {
                 let grid =

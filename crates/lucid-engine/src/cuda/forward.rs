@@ -462,6 +462,7 @@ impl CudaModel {
                 multiply(gpu, kernels, query, Some(entry), count)?;
             }
         }
+        let plan = self.expanded.as_ref().map(Expanded::plan).filter(|plan| !plan.is_absorbed());
         let inputs = attention::Inputs {
             entries: s.entry.address(),
             norm: &weights.kv_a_norm,
@@ -469,7 +470,11 @@ impl CudaModel {
             queries: s.query.address(),
             angles: &self.angles,
             interleaved: self.semantics.rope_pairing == "interleaved",
-            nope_split: s.nope.address(),
+            nope_split: if plan.is_some_and(|plan| plan.absorbed.is_empty()) {
+                Address::NULL
+            } else {
+                s.nope.address()
+            },
             absorbed: s.absorbed.address(),
         };
         let cache = self.cache.layer(layer);
@@ -477,7 +482,6 @@ impl CudaModel {
 
         let order = weights.o.order();
         let all = Plan::absorbed(count);
-        let plan = self.expanded.as_ref().map(Expanded::plan).filter(|plan| !plan.is_absorbed());
         if let (Some(_), Some(prompts)) = (plan, &self.expanded) {
             let queries = (s.query.address(), s.absorbed.address());
             let (packing, out) = (&self.experts.packing, (s.heads.address(), order));

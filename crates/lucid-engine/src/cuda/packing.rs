@@ -15,6 +15,7 @@ const NARROWEST: usize = 32;
 pub struct Packing {
     vectors: Buffer,
     groups: Buffer,
+    narrow_groups: Buffer,
 }
 
 /// What a [`Packing`] must have room for.
@@ -39,13 +40,18 @@ impl Packing {
     /// When the memory is missing.
     pub fn new(gpu: &Gpu, kernels: &Kernels, room: Room) -> Result<Packing, Error> {
         if kernels.hopper.is_none() {
-            return Ok(Packing { vectors: gpu.allocate(0)?, groups: gpu.allocate(0)? });
+            let nothing = || gpu.allocate(0);
+            return Ok(Packing { vectors: nothing()?, groups: nothing()?, narrow_groups: nothing()? });
         }
         // Every expert's visitors begin with a block (see `list_groups`).
         let visits = (room.visits / BLOCK + room.slots + 2) * BLOCK * room.visit_columns;
         let vectors = room.tokens.next_multiple_of(BLOCK) * room.columns;
         let groups = room.slots + room.visits.div_ceil(NARROWEST) + 2;
-        Ok(Packing { vectors: gpu.allocate(2 * visits.max(vectors))?, groups: gpu.allocate(16 * groups)? })
+        Ok(Packing {
+            vectors: gpu.allocate(2 * visits.max(vectors))?,
+            groups: gpu.allocate(16 * groups)?,
+            narrow_groups: gpu.allocate(16 * (room.slots + 2))?,
+        })
     }
 
     /// The packed vectors.
@@ -66,7 +72,13 @@ impl Packing {
         self.groups.address()
     }
 
-    /// Lists the groups of up to `width` visits.
+    /// The list of narrow groups.
+    #[must_use]
+    pub fn narrow_groups(&self) -> Address {
+        self.narrow_groups.address()
+    }
+
+    /// Lists the groups of up to `width` visits, and apart from them experts' last ones of up to `narrow`.
     ///
     /// # Errors
     /// When the GPU fails.
@@ -76,13 +88,15 @@ impl Packing {
         kernels: &Kernels,
         visits: VisitsArgs,
         slots: usize,
-        width: usize,
+        (width, narrow): (usize, usize),
     ) -> Result<(), Error> {
-        let (slots, width, groups) = (slots as u32, width as u32, self.groups());
-        launch!(gpu, kernels.list_groups, (1, 1, 1), LISTING_THREADS, 0; visits, slots, width, groups)
+        let (slots, width, narrow) = (slots as u32, width as u32, narrow as u32);
+        let (groups, narrow_groups) = (self.groups(), self.narrow_groups());
+        launch!(gpu, kernels.list_groups, (1, 1, 1), LISTING_THREADS, 0;
+            visits, slots, width, narrow, groups, narrow_groups)
     }
 
-    /// Packs the listed groups' vectors of `columns` columns: rows `tokens[v]` of `x`, or rows v.
+    /// Packs the vectors of `groups` of up to `width`, `most_groups` at the most, of `columns` columns: rows `tokens[v]` of `x`, or rows v.
     ///
     /// # Errors
     /// When the GPU fails.
@@ -91,13 +105,13 @@ impl Packing {
         &self,
         gpu: &Gpu,
         kernels: &Kernels,
-        most_groups: usize,
-        width: usize,
+        groups: Address,
+        (most_groups, width): (usize, usize),
         tokens: Address,
         x: Address,
         columns: usize,
     ) -> Result<(), Error> {
-        let (groups, columns, vectors) = (self.groups(), columns as u32, self.vectors());
+        let (columns, vectors) = (columns as u32, self.vectors());
         launch!(gpu, kernels.pack_visitors, (most_groups, width / BLOCK, 1), 256, 0; groups, tokens, x, columns, vectors)
     }
 }

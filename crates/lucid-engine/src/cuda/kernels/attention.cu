@@ -42,11 +42,12 @@ __device__ __forceinline__ float rotated(const float* x, const float2* angles, i
     return second ? high * angle.x + low * angle.y : low * angle.x - high * angle.y;
 }
 
-// Block 0 of a row: norm and rotation of its cache entry, which goes to its page. Other blocks: a head's query each; the part
-// without position is split for the absorbing product, the rotated part goes to `absorbed` [rows, heads, WIDTH].
+// Block 0 of a row: norm and rotation of its cache entry, which goes to its page. Other blocks: queries of `at_once` heads each; the
+// part without position is split for the absorbing product, if that comes (else `nope_split` is null), the rotated part goes to
+// `absorbed` [rows, heads, WIDTH].
 template <typename T>
 __device__ __forceinline__ void attention_inputs(const float* entries, const float* norm, float eps, const float* queries,
-                                                 u32 heads, u32 nope, const float2* angles, int interleaved,
+                                                 u32 heads, u32 at_once, u32 nope, const float2* angles, int interleaved,
                                                  const Row* rows, const u32* pages, T* cache, u16* nope_split,
                                                  float* absorbed) {
     wait_for_previous();
@@ -65,13 +66,16 @@ __device__ __forceinline__ void attention_inputs(const float* entries, const flo
             store_entry(out + LATENT + k, rotated(entry + LATENT, angles, interleaved, k));
         return;
     }
-    u32 head = blockIdx.y - 1;
-    const float* query = queries + (row * heads + head) * (nope + ROPE);
-    u16* split = nope_split + row * TERMS * heads * nope;
-    for (u32 k = threadIdx.x; k < nope; k += blockDim.x)
-        store_split(split, heads * nope, NATURAL, head * nope + k, query[k]);
-    for (u32 k = threadIdx.x; k < ROPE; k += blockDim.x)
-        absorbed[(row * heads + head) * WIDTH + LATENT + k] = rotated(query + nope, angles, interleaved, k);
+    u32 first = (blockIdx.y - 1) * at_once, here = min(at_once, heads - first);
+    queries += (row * heads + first) * (nope + ROPE);
+    if (nope_split) {
+        u16* split = nope_split + row * TERMS * heads * nope;
+        for (u32 i = threadIdx.x; i < here * nope; i += blockDim.x)
+            store_split(split, heads * nope, NATURAL, first * nope + i, queries[i / nope * (nope + ROPE) + i % nope]);
+    }
+    absorbed += (row * heads + first) * WIDTH + LATENT;
+    for (u32 i = threadIdx.x; i < here * ROPE; i += blockDim.x)
+        absorbed[i / ROPE * WIDTH + i % ROPE] = rotated(queries + i / ROPE * (nope + ROPE) + nope, angles, interleaved, i % ROPE);
 }
 
 // A running softmax sum over N times 64 latent columns: lane l holds columns 64 i + 2 l and 64 i + 2 l + 1.
@@ -283,11 +287,11 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
 
 #define ATTENTION(SUFFIX, T)                                                                                             \
     extern "C" __global__ void attention_inputs_##SUFFIX(                                                                \
-        const float* entries, const float* norm, float eps, const float* queries, u32 heads, u32 nope,                   \
+        const float* entries, const float* norm, float eps, const float* queries, u32 heads, u32 at_once, u32 nope,      \
         const float2* angles, int interleaved, const Row* rows, const u32* pages, T* cache, u16* nope_split,             \
         float* absorbed) {                                                                                               \
-        attention_inputs(entries, norm, eps, queries, heads, nope, angles, interleaved, rows, pages, cache, nope_split,  \
-                         absorbed);                                                                                      \
+        attention_inputs(entries, norm, eps, queries, heads, at_once, nope, angles, interleaved, rows, pages, cache,     \
+                         nope_split, absorbed);                                                                          \
     }                                                                                                                    \
     extern "C" __global__ void __launch_bounds__(256)                                                                    \
         attend_##SUFFIX(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages, const T* cache, \

@@ -41,15 +41,11 @@ extern "C" __global__ void expand_inputs(const uint2* list, const u16* cache, u3
     const u16* entries = cache + (u64)page.x * PAGE_TOKENS * WIDTH;
     // As pack_vectors does it, in groups of 64 vectors.
     u8* to = packed + (u64)blockIdx.x * PAGE_TOKENS * LATENT * 2;
-    for (u32 i = threadIdx.x; i < PAGE_TOKENS * (LATENT / 32); i += blockDim.x) {
-        u32 token = i / (LATENT / 32), word = i % (LATENT / 32);
-        u8* block = to + token / 8 * 2048;
-        if (token < page.y) {
-            pack_word(entries + token * WIDTH, word, token % 8, block, PAGE_TOKENS / 8 * 2048);
-        } else {
-            u8* at = block + word / 4 * (PAGE_TOKENS / 8 * 2048) + word / 2 % 2 * 1024 + token % 8 * 128;
-            for (u32 piece = 0; piece < 4; piece++) *(uint4*)(at + 16 * (word % 2 * 4 + piece ^ token % 8)) = make_uint4(0, 0, 0, 0);
-        }
+    for (u32 i = threadIdx.x; i < PAGE_TOKENS / 8 * LATENT; i += blockDim.x) {
+        u32 block = i / LATENT;
+        pack_piece(
+            i % LATENT, [&](u32 r) { return 8 * block + r < page.y ? entries + (8 * block + r) * WIDTH : nullptr; }, to + block * 2048,
+            PAGE_TOKENS / 8 * 2048);
     }
     u8* keys = expanded + (u64)blockIdx.x * heads * EXPANDED_BYTES + HEAD_NOPE * 128;
     for (u32 i = threadIdx.x; i < PAGE_TOKENS * (ROPE / 8); i += blockDim.x) {
@@ -173,7 +169,6 @@ __device__ __forceinline__ void copy_expanded(ExpandedMemory& memory, ExpandedFl
 }
 
 #define QUERY_STEPS ((HEAD_NOPE + ROPE) / 16)
-#define ROW_PAIR(i) ((i) % 4 / 2)  // which of a thread's two rows value i of a sum belongs to
 
 // One tile's sums for a warpgroup's 64 rows, of which `here` are there, the first at `position`. Calls f(row, column, two values).
 template <typename F>

@@ -138,14 +138,32 @@ __device__ __forceinline__ void matmul_hopper(const Product& p, u32 heads, const
         [&](u32 number) {
             Tile tile = find(number);
             u32 row_tile = threadIdx.x / 32, first = tile.row + 16 * row_tile + lane / 4;
-            compute_tile<Format, N, COLUMNS>(
-                memory, flags, turn, p.cols, p.slices, min(count - tile.first, N),
-                [&](u32 m) { return Halves{8 * m + row_tile, 0, 8 * m + row_tile, 1}; },
-                [&](u32 m, u32 v, float low, float high) {
-                    u32 row = first + 128 * m;
-                    if (row < p.rows) store_product(p, tile.first + v, tile.head, row, low * p.scale);
-                    if (row + 8 < p.rows) store_product(p, tile.first + v, tile.head, row + 8, high * p.scale);
-                });
+            u32 here = min(count - tile.first, N);
+            float total[M][N / 2];
+            sum_tile<Format, N, COLUMNS>(memory, flags, turn, p.cols, p.slices,
+                                         [&](u32 m) { return Halves{8 * m + row_tile, 0, 8 * m + row_tile, 1}; }, total);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                // What results are added to, all before the first is stored: one wait instead of one for each.
+                float old[N / 2];
+                auto vector = [&](int i) { return 8 * (i / 4) + threadIdx.x % 4 * 2 + i % 2; };
+                auto row = [&](int i) { return first + 128 * m + 8 * ROW_PAIR(i); };
+                if (p.accumulate) {
+#pragma unroll
+                    for (int i = 0; i < N / 2; i++)
+                        if (vector(i) < here && row(i) < p.rows)
+                            old[i] = p.y[(u64)(tile.first + vector(i)) * p.y_width + tile.head * p.y_head + row(i)];
+                }
+#pragma unroll
+                for (int i = 0; i < N / 2; i++) {
+                    if (vector(i) >= here || row(i) >= p.rows) continue;
+                    float value = total[m][i] * p.scale;
+                    u32 column = tile.head * p.y_head + row(i);
+                    u64 at = (u64)(tile.first + vector(i)) * p.y_width;
+                    if (p.y) p.y[at + column] = p.accumulate ? old[i] + value : value;
+                    if (p.y_split) store_split(p.y_split + at, p.y_width, p.y_order, column, value);
+                }
+            }
         });
 #endif
 }

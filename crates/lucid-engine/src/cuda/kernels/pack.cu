@@ -10,10 +10,12 @@ struct Group {
     u32 expert, first, count, block;
 };
 
-// Groups of up to `size` visits, a multiple of 8. One block of 512 threads. `slots` null: one expert, and every vector visits it.
-extern "C" __global__ void list_groups(Visits visits, u32 slots, u32 size, uint4* groups) {
+// Two lists: groups of up to `size` visits, a multiple of 8; and experts' last ones where they have no more than `narrow`.
+// One block of 512 threads. `slots` null: one expert, and every vector visits it.
+extern "C" __global__ void list_groups(Visits visits, u32 slots, u32 size, u32 narrow, uint4* groups, uint4* narrow_groups) {
     __shared__ u32 sums[16];
     wait_for_previous();
+    if (threadIdx.x == 0) narrow_groups[0] = make_uint4(0, 0, 0, 0);
     if (!visits.slots) {
         u32 count = (visits.count + size - 1) / size;
         for (u32 i = threadIdx.x; i < count; i += blockDim.x)
@@ -21,11 +23,13 @@ extern "C" __global__ void list_groups(Visits visits, u32 slots, u32 size, uint4
         if (threadIdx.x == 0) groups[0] = make_uint4(count, 0, 0, 0);
         return;
     }
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, before = 0;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, before = 0, before_narrow = 0;
     for (u32 base = 0; base < slots; base += blockDim.x) {
         u32 slot = base + threadIdx.x;
         uint4 visit = slot < slots ? __ldcg(visits.slots + slot) : make_uint4(0, 0, 0, 0);
-        u32 mine = (visit.z + size - 1) / size, sum = mine;
+        u32 rest = visit.z % size, last = rest > 0 && rest <= narrow, mine = (visit.z + size - 1) / size - last;
+        // Both lists' sums at once: neither reaches 65,536.
+        u32 both = mine | last << 16, sum = both;
 #pragma unroll
         for (u32 step = 1; step < 32; step *= 2) {
             u32 left = __shfl_up_sync(~0u, sum, step);
@@ -33,43 +37,52 @@ extern "C" __global__ void list_groups(Visits visits, u32 slots, u32 size, uint4
         }
         if (lane == 31) sums[warp] = sum;
         __syncthreads();
-        u32 start = before + sum - mine;
+        u32 start = sum - both, all = 0;
         for (u32 w = 0; w < blockDim.x / 32; w++) {
             if (w < warp) start += sums[w];
-            before += sums[w];
+            all += sums[w];
         }
         // Slots stand by their first visit, but for the shared expert's: that is the first slot and has the last visits.
         u32 place = slot == 0 && visit.y > 0 ? slots : slot, block = visit.y / 8 + place;
         for (u32 i = 0; i < mine; i++)
-            groups[1 + start + i] = make_uint4(visit.x, visit.y + i * size, min(visit.z - i * size, size),
-                                               block + i * (size / 8));
+            groups[1 + before + (start & 0xffff) + i] =
+                make_uint4(visit.x, visit.y + i * size, min(visit.z - i * size, size), block + i * (size / 8));
+        if (last)
+            narrow_groups[1 + before_narrow + (start >> 16)] =
+                make_uint4(visit.x, visit.y + mine * size, rest, block + mine * (size / 8));
+        before += all & 0xffff;
+        before_narrow += all >> 16;
         __syncthreads();
     }
-    if (threadIdx.x == 0) groups[0] = make_uint4(before, 0, 0, 0);
+    if (threadIdx.x == 0) {
+        groups[0] = make_uint4(before, 0, 0, 0);
+        narrow_groups[0] = make_uint4(before_narrow, 0, 0, 0);
+    }
 }
 
-// Thirty-two columns of vector r of a block; 128 columns of it stand `stride` bytes apart.
-__device__ __forceinline__ void pack_word(const u16* x, u32 word, u32 r, u8* block, u64 stride) {
-    const uint4* from = (const uint4*)(x + 32 * word);
-    uint4 in[4];
-#pragma unroll
-    for (int t = 0; t < 4; t++) in[t] = from[t];
-    u8* to = block + word / 4 * stride + word / 2 % 2 * 1024 + r * 128;
-#pragma unroll
-    for (int piece = 0; piece < 4; piece++)
-        *(uint4*)(to + 16 * (word % 2 * 4 + piece ^ r)) =
-            make_uint4((&in[0].x)[piece], (&in[1].x)[piece], (&in[2].x)[piece], (&in[3].x)[piece]);
+// Sixteen bytes of a block in the order in which they stand, so that a warp's stores are whole lines: number i of the block's. `vector(r)`:
+// vector r, or null for zeros; 128 columns of the block stand `stride` bytes apart.
+template <typename V>
+__device__ __forceinline__ void pack_piece(u32 i, V vector, u8* block, u64 stride) {
+    u32 r = i / 8 % 8, place = i % 8, piece = place ^ r, half = i / 64;
+    const u32* x = (const u32*)vector(r);
+    uint4 words = make_uint4(0, 0, 0, 0);
+    if (x) {
+        x += half * 32 + piece / 4 * 16 + piece % 4;
+        words = make_uint4(x[0], x[4], x[8], x[12]);
+    }
+    *(uint4*)(block + half / 2 * stride + half % 2 * 1024 + r * 128 + 16 * place) = words;
 }
 
 // Packs `count` vectors of x in groups of `size`. grid (blocks of eight), 256 threads.
 extern "C" __global__ void pack_vectors(const u16* x, u32 count, u32 size, u32 cols, u8* packed) {
     wait_for_previous();
-    u32 words = cols / 32, first = blockIdx.x * 8 / size * size, blocks = (min(count - first, size) + 7) / 8;
+    u32 first = blockIdx.x * 8 / size * size, blocks = (min(count - first, size) + 7) / 8;
     u8* block = packed + (u64)first * cols * 2 + (blockIdx.x - first / 8) * 2048;
-    for (u32 i = threadIdx.x; i < 8 * words; i += blockDim.x) {
-        u32 r = i % 8, v = blockIdx.x * 8 + r;
-        if (v < count) pack_word(x + (u64)v * cols, i / 8, r, block, blocks * 2048);
-    }
+    for (u32 i = threadIdx.x; i < cols; i += blockDim.x)
+        pack_piece(
+            i, [&](u32 r) { return blockIdx.x * 8 + r < count ? x + (u64)(blockIdx.x * 8 + r) * cols : nullptr; }, block,
+            blocks * 2048);
 }
 
 // Packs the groups' vectors: vector v is row `tokens[v]` of x, or row v without a list.
@@ -78,11 +91,15 @@ extern "C" __global__ void pack_visitors(const uint4* groups, const u32* tokens,
     wait_for_previous();
     if (blockIdx.x >= __ldcg(groups).x) return;
     uint4 group = __ldcg(groups + 1 + blockIdx.x);
-    u32 words = cols / 32, blocks = (group.z + 7) / 8;
+    u32 blocks = (group.z + 7) / 8;
+    if (blockIdx.y >= blocks) return;
     u8* block = packed + (u64)group.w * cols * 16 + blockIdx.y * 2048;
-    for (u32 i = threadIdx.x; i < 8 * words; i += blockDim.x) {
-        u32 r = i % 8, v = blockIdx.y * 8 + r;
-        if (v < group.z)
-            pack_word(x + (u64)(tokens ? tokens[group.y + v] : group.y + v) * cols, i / 8, r, block, blocks * 2048);
+    __shared__ u32 rows[8];
+    if (threadIdx.x < 8) {
+        u32 v = min(blockIdx.y * 8 + threadIdx.x, group.z - 1);
+        rows[threadIdx.x] = tokens ? tokens[group.y + v] : group.y + v;
     }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < cols; i += blockDim.x)
+        pack_piece(i, [&](u32 r) { return x + (u64)rows[r] * cols; }, block, blocks * 2048);
 }

@@ -74,6 +74,8 @@ __device__ __forceinline__ void multiply_group_f16(float (&d)[N / 2], const u32*
 MULTIPLY_GROUP_OR(128 COMMA true, multiply_group_f16, 128, "f16.f16", 1, "+f", const u32*,
                   "{%64,%65,%66,%67}, %68, add, 1, 1, 0", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
 
+#define ROW_PAIR(i) ((i) % 4 / 2)  // which of a thread's two rows value i of a sum belongs to
+
 // Results of wgmma are there after a wait only, which the compiler doesn't know.
 template <int COUNT>
 __device__ __forceinline__ void settle(float (&d)[COUNT]) {
