@@ -104,7 +104,13 @@ fn run(
         Need::Server if examination.endpoint.is_none() => Some("no server answers at the endpoint"),
         Need::Checkpoint if !has_checkpoint => Some("no checkpoint was given"),
         Need::Checkpoint if examination.reference.is_none() => Some("the checkpoint can't be read"),
-        Need::Address | Need::Server | Need::Checkpoint => None,
+        Need::Reference if examination.subject.record.is_none() && !has_checkpoint => {
+            Some("no checkpoint and no record was given")
+        }
+        Need::Reference if examination.subject.record.is_none() && examination.reference.is_none() => {
+            Some("the checkpoint can't be read")
+        }
+        Need::Address | Need::Server | Need::Checkpoint | Need::Reference => None,
         Need::Environment => unless(
             has(&|machine| machine.environment.is_some()),
             "no Python environment was given (--env, --pid, --container)",

@@ -19,12 +19,16 @@ mod evidence;
 mod knowledge;
 mod ladder;
 pub mod python;
+mod recording;
 pub mod report;
 pub mod statistics;
 mod subject;
 
 pub use diagnose::{Progress, diagnose};
-pub use evidence::{MachineEvidence, Sources, container_root, gather};
+pub use evidence::{
+    MachineEvidence, Passage, Record, RecordError, Recorded, Sources, container_root, gather,
+};
+pub use recording::record;
 pub use report::{
     Cause, CheckOutcome, CheckResult, Cost, Finding, Proof, Remedy, Report, Severity, SubjectSummary, Verdict,
 };

@@ -6,10 +6,10 @@ use lucid_checkpoint::Files;
 use lucid_client::ApiKey;
 use serde::{Deserialize, Serialize};
 
-use crate::evidence::MachineEvidence;
+use crate::evidence::{MachineEvidence, Record};
 
 /// How much to spend.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Depth {
     /// One attempt a prompt, no long needle.
@@ -87,6 +87,11 @@ pub struct Subject {
     pub endpoint: Option<String>,
     /// The checkpoint that the server should be serving; the reference of the comparison.
     pub checkpoint: Option<Files>,
+    /// What a right server says of some texts: in place of a checkpoint for the comparison of distributions, also beside one.
+    pub record: Option<Record>,
+    /// Planted faults that the reference must not try as hypotheses: what the doctor does with a mistake that it doesn't know. For
+    /// drills.
+    pub unknown: Vec<String>,
     /// What was gathered on the machine: environment, code, logs, host, the checkpoint's files.
     pub machine: Option<MachineEvidence>,
     /// What already stood in the way, one sentence each: a checkpoint that can't be opened, a machine that can't be reached.
@@ -114,6 +119,8 @@ impl Default for Subject {
         Subject {
             endpoint: None,
             checkpoint: None,
+            record: None,
+            unknown: Vec::new(),
             machine: None,
             obstacles: Vec::new(),
             model: None,

@@ -40,8 +40,8 @@ fn a_right_server_is_healthy_in_whatever_wording() {
     let skipped: Vec<_> =
         report.checks.iter().filter(|check| check.outcome == CheckOutcome::Skipped).collect();
     assert!(skipped.iter().all(|check| check.reason.is_some() && !check.covered.is_empty()));
-    let unarmed = skipped.iter().filter(|check| check.reason.as_deref() == Some("no checkpoint was given"));
-    assert_eq!(unarmed.count(), 4);
+    let unarmed = skipped.iter().filter_map(|check| check.reason.as_deref());
+    assert_eq!(unarmed.filter(|reason| reason.starts_with("no checkpoint")).count(), 4);
     assert!(report.cost.requests > 40 && report.cost.completion_tokens > 1_000);
 }
 

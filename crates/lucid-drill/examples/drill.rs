@@ -8,7 +8,7 @@ use std::path::Path;
 use lucid_checkpoint::Files;
 use lucid_doctor::Depth;
 use lucid_doctor::report::{html, json};
-use lucid_drill::{CATALOGUE, Place, Score, find, run_on};
+use lucid_drill::{CATALOGUE, Place, Run, Score, find, run_on};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let usage = "drill MODEL_FOLDER quick|standard|thorough RUNS FIRST_SEED [CASE…]";
@@ -34,7 +34,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut outcomes = Vec::new();
     for case in cases {
         for seed in first..first + runs {
-            let (outcome, report) = run_on(place, &files, "canary", case, seed, depth, &mut |_| {})?;
+            let (outcome, report) =
+                run_on(place, &files, "canary", case, Run { seed, depth, forget: false }, &mut |_| {})?;
             if let Some(folder) = std::env::var_os("DRILL_REPORTS") {
                 let path = |kind| Path::new(&folder).join(format!("{}-{seed}.{kind}", case.name));
                 std::fs::write(path("json"), json::render(&report))?;

@@ -3,13 +3,17 @@
 use lucid_engine::Plant as Engine;
 use lucid_server::Plant;
 
+use crate::Machine;
+
 /// One entry: a planted fault, or a healthy run as a control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
     /// Its name on the command line.
     pub name: &'static str,
-    /// What is planted; `None` is a healthy run.
+    /// What is planted in a server; `None` is a healthy run, or a machine.
     pub plant: Option<Plant>,
+    /// A machine's files in place of a server.
+    pub machine: Option<Machine>,
     /// The cause that the doctor should say; `None` for a healthy run.
     pub cause: Option<&'static str>,
     /// Neither hypotheses nor weights of the doctor were made with this fault in mind: its score is reported apart.
@@ -38,7 +42,15 @@ pub enum Setup {
 }
 
 const fn fault(name: &'static str, plant: Plant, cause: &'static str, about: &'static str) -> Case {
-    Case { name, plant: Some(plant), cause: Some(cause), held_out: false, setup: Setup::Usual, about }
+    Case {
+        name,
+        plant: Some(plant),
+        machine: None,
+        cause: Some(cause),
+        held_out: false,
+        setup: Setup::Usual,
+        about,
+    }
 }
 
 const fn held_out(case: Case) -> Case {
@@ -50,7 +62,16 @@ const fn with(case: Case, setup: Setup) -> Case {
 }
 
 const fn healthy(name: &'static str, setup: Setup, about: &'static str) -> Case {
-    Case { name, plant: None, cause: None, held_out: false, setup, about }
+    Case { name, plant: None, machine: None, cause: None, held_out: false, setup, about }
+}
+
+const fn machine(
+    name: &'static str,
+    machine: Machine,
+    cause: Option<&'static str>,
+    about: &'static str,
+) -> Case {
+    Case { name, plant: None, machine: Some(machine), cause, held_out: false, setup: Setup::Usual, about }
 }
 
 /// All cases, the healthy ones first.
@@ -61,6 +82,18 @@ pub const CATALOGUE: &[Case] = &[
     healthy("healthy-small-steps", Setup::SmallSteps, "nothing is planted; prompts come in small chunks"),
     healthy("healthy-one-thread", Setup::OneThread, "nothing is planted; one thread"),
     healthy("healthy-small-cache", Setup::SmallCache, "nothing is planted; pages are reused all the time"),
+    machine(
+        "healthy-machine",
+        Machine::Clean,
+        None,
+        "nothing is wrong with environment, flags and checkpoint",
+    ),
+    machine(
+        "healthy-machine-log",
+        Machine::CleanLog,
+        None,
+        "nothing is wrong in the log of a start and some service",
+    ),
     fault(
         "rope-half-split",
         Plant::Engine(Engine::RopeHalfSplit),
@@ -247,17 +280,65 @@ pub const CATALOGUE: &[Case] = &[
         "reasoning-budget",
         "the server cuts every budget to a small one of its own",
     ),
-    held_out(fault(
+    fault(
         "router-softmax",
         Plant::Engine(Engine::RouterSoftmax),
         "moe-routing",
         "experts are scored by softmax instead of sigmoid",
-    )),
-    held_out(fault(
+    ),
+    fault(
+        "router-groups",
+        Plant::Engine(Engine::RouterGroups),
+        "moe-routing",
+        "experts are chosen within groups that the config doesn't have",
+    ),
+    fault(
+        "norm-topk-prob-missing",
+        Plant::Engine(Engine::NormTopkProbMissing),
+        "moe-routing",
+        "the chosen experts' scores are not divided by their sum",
+    ),
+    fault(
         "rope-theta-default",
         Plant::Engine(Engine::RopeThetaDefault),
         "rope-scaling",
-        "RoPE has its usual base instead of the config's",
+        "RoPE has another base than the config's",
+    ),
+    fault(
+        "softmax-scale",
+        Plant::Engine(Engine::SoftmaxScale),
+        "attention-kernel",
+        "the softmax scale is multiplied by something",
+    ),
+    fault(
+        "rms-norm-eps",
+        Plant::Engine(Engine::RmsNormEps),
+        "attention-kernel",
+        "every norm has another epsilon than the config's",
+    ),
+    held_out(fault(
+        "nvfp4-scales-folded",
+        Plant::Engine(Engine::Nvfp4ScalesFolded),
+        "quantization-loader",
+        "NVFP4's global scale is folded into the coarse block scales",
+    )),
+    held_out(fault(
+        "prompts-together",
+        Plant::Engine(Engine::PromptsTogether),
+        "attention-kernel",
+        "prompts that share a step with another one get no attention output in one layer",
+    )),
+    held_out(fault(
+        "repeat-answered-empty",
+        Plant::RepeatAnsweredEmpty,
+        "prefix-cache",
+        "a prompt that came before is answered with nothing",
+    )),
+    held_out(fault(
+        "stream-think-unparsed",
+        Plant::StreamThinkUnparsed,
+        "reasoning-parser",
+        "in streams, reasoning is not told from the answer",
     )),
     held_out(fault(
         "history-cut",
@@ -277,6 +358,81 @@ pub const CATALOGUE: &[Case] = &[
         "tool-parser",
         "tool calls keep the model's namespace or number in the function's name",
     )),
+    machine(
+        "machine-debug-code",
+        Machine::DebugCode,
+        Some("leftover-debug-code"),
+        "debugging code was left in a file that serves",
+    ),
+    machine(
+        "machine-edited-file",
+        Machine::EditedFile,
+        Some("modified-package-files"),
+        "a line of a file that serves was changed",
+    ),
+    machine(
+        "machine-version-skew",
+        Machine::VersionSkew,
+        Some("package-version-skew"),
+        "two packages don't belong together",
+    ),
+    machine(
+        "machine-stale-cache",
+        Machine::StaleCache,
+        Some("stale-cache"),
+        "what was compiled or tuned earlier is wrong now",
+    ),
+    machine(
+        "machine-damaged-shard",
+        Machine::DamagedShard,
+        Some("checkpoint-corrupt"),
+        "a shard is cut, hollow, or a pointer",
+    ),
+    machine(
+        "machine-inverted-scales",
+        Machine::InvertedScales,
+        Some("checkpoint-scales"),
+        "NVFP4 global scales are reciprocals",
+    ),
+    machine(
+        "machine-foreign-template",
+        Machine::ForeignTemplate,
+        Some("chat-template"),
+        "the template's turns end otherwise than answers do",
+    ),
+    machine(
+        "machine-foreign-tokenizer",
+        Machine::ForeignTokenizer,
+        Some("tokenizer-decode"),
+        "the vocabulary is another revision's",
+    ),
+    machine(
+        "machine-reasoning-parser",
+        Machine::ReasoningParserFlag,
+        Some("reasoning-parser"),
+        "the reasoning parser is another family's",
+    ),
+    machine(
+        "machine-tool-parser",
+        Machine::ToolParserFlag,
+        Some("tool-parser"),
+        "the tool parser is another family's",
+    ),
+    machine("machine-nan-log", Machine::NanLog, Some("nan-logits"), "the log ends with NaN in sampling"),
+    machine(
+        "machine-memory-log",
+        Machine::MemoryLog,
+        Some("out-of-memory"),
+        "the log ends with the GPU's memory used up",
+    ),
+    machine(
+        "machine-collective-log",
+        Machine::CollectiveLog,
+        Some("collectives"),
+        "the log ends with a collective operation timed out",
+    ),
+    machine("machine-gpu-log", Machine::GpuLog, Some("gpu-hardware"), "the log ends with a GPU lost"),
+    machine("machine-killed-log", Machine::KilledLog, Some("startup-killed"), "systemd ended the start"),
 ];
 
 /// The case of that name.
@@ -298,7 +454,11 @@ mod tests {
             assert_eq!(cases.len(), 1, "{plant}");
             assert_eq!(cases[0].name, plant.name());
         }
-        assert!(CATALOGUE.iter().all(|case| case.plant.is_some() == case.cause.is_some()));
+        let has_fault = |case: &Case| {
+            case.plant.is_some() || (case.machine.is_some() && !case.name.starts_with("healthy"))
+        };
+        assert!(CATALOGUE.iter().all(|case| has_fault(case) == case.cause.is_some()));
+        assert!(CATALOGUE.iter().filter(|case| case.held_out).count() >= 7);
         let names: HashSet<_> = CATALOGUE.iter().map(|case| case.name).collect();
         assert_eq!(names.len(), CATALOGUE.len());
     }

@@ -4,11 +4,17 @@
 //! it would examine any other server, and [`Score`] counts.
 
 mod catalogue;
+mod ledger;
+mod machine;
+mod outcome;
 mod page;
 mod run;
 mod score;
 
 pub use catalogue::{CATALOGUE, Case, Setup, find};
+pub use ledger::{Ledger, LedgerError};
+pub use machine::Machine;
+pub use outcome::{CheckCost, Outcome};
 pub use page::html;
-pub use run::{CheckCost, Outcome, Place, run, run_on, serve};
-pub use score::{Calibration, Confusion, Score};
+pub use run::{Place, Run, RunError, run, run_on, serve};
+pub use score::{Calibration, Confusion, Score, Summary, heading, line};

@@ -3,8 +3,6 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use lucid_doctor::Verdict;
-
 use crate::Score;
 use crate::score::rate;
 
@@ -55,6 +53,7 @@ impl Page<'_> {
             ("faults called faulty".to_owned(), rate(&score.found)),
             ("right cause first".to_owned(), rate(&score.top_1)),
             ("among the first three".to_owned(), rate(&score.top_3)),
+            ("known faults, right cause first".to_owned(), rate(&score.known)),
             ("held-out faults, right cause first".to_owned(), rate(&score.held_out)),
             ("healthy runs called faulty".to_owned(), rate(&score.false_alarms)),
         ];
@@ -114,22 +113,22 @@ impl Page<'_> {
         );
         for outcome in &self.score.outcomes {
             let (class, mark) = if outcome.is_right() { ("right", "✓") } else { ("wrong", "✗") };
-            let said = match (outcome.verdict, outcome.said.as_slice()) {
-                (Verdict::Faulty, said @ [_, ..]) => said
+            let said = match (outcome.is_accused(), outcome.said.as_slice()) {
+                (true, said @ [_, ..]) => said
                     .iter()
                     .take(3)
                     .map(|(cause, probability)| format!("{cause} {:.0} %", 100.0 * probability))
                     .collect::<Vec<_>>()
                     .join(", "),
-                (verdict, _) => verdict.name().to_owned(),
+                _ => outcome.word().to_owned(),
             };
             let _ = writeln!(
                 text,
                 "<tr><td class=\"{class}\">{mark}</td><td>{}{}</td><td class=\"soft\">{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{:.1}</td></tr>",
-                escaped(outcome.case),
+                escaped(&outcome.case),
                 if outcome.held_out { " <span class=\"soft\">held out</span>" } else { "" },
                 escaped(outcome.fault.as_deref().unwrap_or("–")),
-                escaped(outcome.expected.unwrap_or("healthy")),
+                escaped(outcome.expected.as_deref().unwrap_or("healthy")),
                 escaped(&said),
                 outcome.requests,
                 outcome.tokens,
@@ -147,6 +146,8 @@ fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use lucid_doctor::Verdict;
+
     use super::*;
     use crate::score::tests::outcome;
 

@@ -3,95 +3,14 @@
 use std::time::Duration;
 
 use lucid_checkpoint::Files;
-use lucid_doctor::{Depth, Progress, Report, Subject, Verdict, diagnose};
+use lucid_doctor::{Depth, Progress, Report, Subject, diagnose};
 use lucid_engine::{Device, EngineOptions, Mode, SemanticsOptions};
 use lucid_server::{App, Error, Plant, RunningServer, ServerOptions, spawn};
-use serde::Serialize;
 
-use crate::{Case, Setup};
+use crate::{Case, Outcome, Setup, machine};
 
 /// For one answer: long enough for a loaded machine, short enough for answers that never end.
 const TIMEOUT: Duration = Duration::from_secs(300);
-
-/// How one run ended.
-#[derive(Clone, Debug, Serialize)]
-pub struct Outcome {
-    /// The case's name.
-    pub case: &'static str,
-    /// The planted fault, with its place and strength.
-    pub fault: Option<String>,
-    /// The seed.
-    pub seed: u64,
-    /// The cause that should be said; `None` for a healthy run.
-    pub expected: Option<&'static str>,
-    /// The doctor was not made with this fault in mind.
-    pub held_out: bool,
-    /// The doctor's verdict.
-    pub verdict: Verdict,
-    /// The causes that it named, best first, with their probabilities.
-    pub said: Vec<(String, f64)>,
-    /// Tokens that the server read and wrote for it.
-    pub tokens: u64,
-    /// Requests that the server answered for it.
-    pub requests: u64,
-    /// Seconds from the first question to the report.
-    pub seconds: f64,
-    /// What each check cost.
-    pub by_check: Vec<CheckCost>,
-}
-
-/// What one check cost.
-#[derive(Clone, Debug, Serialize)]
-pub struct CheckCost {
-    /// The check.
-    pub check: String,
-    /// Requests to the server.
-    pub requests: u64,
-    /// Tokens that the server read and wrote.
-    pub tokens: u64,
-    /// Seconds.
-    pub seconds: f64,
-}
-
-impl Outcome {
-    /// What was said first: a cause, `unknown` for a faulty verdict without one, or the verdict.
-    #[must_use]
-    pub fn word(&self) -> &str {
-        match (self.verdict, self.said.first()) {
-            (Verdict::Faulty, Some((cause, _))) => cause,
-            (Verdict::Faulty, None) => "unknown",
-            (verdict, _) => verdict.name(),
-        }
-    }
-
-    /// A fault whose cause is the first named of a faulty verdict, or a healthy run that was called healthy.
-    #[must_use]
-    pub fn is_right(&self) -> bool {
-        match self.expected {
-            None => self.verdict == Verdict::Healthy,
-            Some(cause) => {
-                self.verdict == Verdict::Faulty && self.said.first().is_some_and(|(said, _)| said == cause)
-            }
-        }
-    }
-
-    /// The right cause is among the first three of a faulty verdict.
-    #[must_use]
-    pub fn is_among_three(&self) -> bool {
-        match self.expected {
-            None => self.is_right(),
-            Some(cause) => {
-                self.verdict == Verdict::Faulty && self.said.iter().take(3).any(|(said, _)| said == cause)
-            }
-        }
-    }
-
-    /// A healthy run that was called faulty.
-    #[must_use]
-    pub fn is_false_alarm(&self) -> bool {
-        self.expected.is_none() && self.verdict == Verdict::Faulty
-    }
-}
 
 /// Starts a server for `files` on a free port of this machine, with a fault as it is usually made, or without.
 ///
@@ -166,64 +85,78 @@ impl Default for Place {
     }
 }
 
-/// Runs one case with one seed on the processor.
+/// How a case is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Draws place and strength of the fault, and the doctor's questions.
+    pub seed: u64,
+    /// How much the examination may cost.
+    pub depth: Depth,
+    /// The doctor must not know the mistake: it isn't tried as a hypothesis.
+    pub forget: bool,
+}
+
+impl Run {
+    /// What the run is called in outcomes.
+    #[must_use]
+    pub fn label(self, case: &Case) -> String {
+        format!("{}{}", case.name, if self.forget { " (unknown)" } else { "" })
+    }
+}
+
+/// Why a case could not be run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The server can't be started or stopped, or the fault can't be planted there.
+    #[error(transparent)]
+    Server(#[from] Error),
+    /// The machine's files can't be written.
+    #[error("cannot make the machine: {0}")]
+    Machine(#[from] std::io::Error),
+}
+
+/// Runs one case on the processor.
 ///
 /// # Errors
-/// When the server can't be started or stopped.
+/// See [`RunError`].
 pub fn run(
     files: &Files,
     model_name: &str,
     case: &Case,
-    seed: u64,
-    depth: Depth,
+    run: Run,
     progress: &mut dyn FnMut(Progress),
-) -> Result<(Outcome, Report), Error> {
-    run_on(Place::default(), files, model_name, case, seed, depth, progress)
+) -> Result<(Outcome, Report), RunError> {
+    run_on(Place::default(), files, model_name, case, run, progress)
 }
 
 /// The same somewhere else.
 ///
 /// # Errors
-/// As [`run`]; also when the fault can't be planted there.
+/// See [`RunError`].
 pub fn run_on(
     place: Place,
     files: &Files,
     model_name: &str,
     case: &Case,
-    seed: u64,
-    depth: Depth,
+    run: Run,
     progress: &mut dyn FnMut(Progress),
-) -> Result<(Outcome, Report), Error> {
-    let (server, fault) = serve_case(files, model_name, case, seed, place)?;
+) -> Result<(Outcome, Report), RunError> {
+    if let Some(machine) = case.machine {
+        let (fault, report) = machine::examine(machine, files, run.seed, run.depth, progress)?;
+        return Ok((Outcome::of(case, run, fault, &report), report));
+    }
+    let (server, fault) = serve_case(files, model_name, case, run.seed, place)?;
     let subject = Subject {
         endpoint: Some(server.url().to_owned()),
         checkpoint: Some(files.clone()),
-        seed,
-        depth,
+        seed: run.seed,
+        depth: run.depth,
         timeout: TIMEOUT,
         threads: place.threads,
+        unknown: case.plant.filter(|_| run.forget).map(|plant| plant.name().to_owned()).into_iter().collect(),
         ..Subject::default()
     };
     let report = diagnose(subject, progress);
     server.stop()?;
-    let by_check = report.checks.iter().map(|check| CheckCost {
-        check: check.id.clone(),
-        requests: check.cost.requests,
-        tokens: check.cost.tokens(),
-        seconds: check.seconds,
-    });
-    let outcome = Outcome {
-        case: case.name,
-        fault,
-        held_out: case.held_out,
-        by_check: by_check.collect(),
-        seed,
-        expected: case.cause,
-        verdict: report.verdict,
-        said: report.causes.iter().map(|cause| (cause.id.clone(), cause.probability)).collect(),
-        tokens: report.cost.tokens(),
-        requests: report.cost.requests,
-        seconds: report.seconds,
-    };
-    Ok((outcome, report))
+    Ok((Outcome::of(case, run, fault, &report), report))
 }

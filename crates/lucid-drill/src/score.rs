@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
-use lucid_doctor::Verdict;
 use lucid_doctor::statistics::{Rate, wilson};
 use serde::Serialize;
 
@@ -18,7 +17,9 @@ pub struct Score {
     pub top_3: Rate,
     /// Faults that were called faulty, whatever the cause.
     pub found: Rate,
-    /// The same as `top_1` for the faults that the doctor was not made with.
+    /// The same as `top_1` for the faults that the doctor knows.
+    pub known: Rate,
+    /// And for those that it was not made with.
     pub held_out: Rate,
     /// Healthy runs that were called faulty.
     pub false_alarms: Rate,
@@ -66,14 +67,16 @@ impl Score {
     pub fn of(outcomes: Vec<Outcome>) -> Score {
         let (faults, healthy): (Vec<&Outcome>, Vec<&Outcome>) =
             outcomes.iter().partition(|outcome| outcome.expected.is_some());
-        let held_out: Vec<&Outcome> = faults.iter().copied().filter(|outcome| outcome.held_out).collect();
+        let (held_out, known): (Vec<&Outcome>, Vec<&Outcome>) =
+            faults.iter().copied().partition(|outcome| outcome.held_out);
         let count = |outcomes: &[&Outcome], test: fn(&Outcome) -> bool| {
             wilson(outcomes.iter().filter(|outcome| test(outcome)).count() as u64, outcomes.len() as u64)
         };
         Score {
             top_1: count(&faults, Outcome::is_right),
             top_3: count(&faults, Outcome::is_among_three),
-            found: count(&faults, |outcome| outcome.verdict == Verdict::Faulty),
+            found: count(&faults, Outcome::is_accused),
+            known: count(&known, Outcome::is_right),
             held_out: count(&held_out, Outcome::is_right),
             false_alarms: count(&healthy, Outcome::is_false_alarm),
             calibration: calibration(&faults),
@@ -105,7 +108,7 @@ fn middle_of(mut values: Vec<f64>) -> f64 {
 fn confusion(outcomes: &[Outcome]) -> Vec<Confusion> {
     let mut counts: BTreeMap<(&str, &str), u64> = BTreeMap::new();
     for outcome in outcomes {
-        *counts.entry((outcome.expected.unwrap_or("healthy"), outcome.word())).or_default() += 1;
+        *counts.entry((outcome.expected.as_deref().unwrap_or("healthy"), outcome.word())).or_default() += 1;
     }
     counts
         .into_iter()
@@ -125,7 +128,7 @@ fn calibration(faults: &[&Outcome]) -> Vec<Calibration> {
         .filter_map(|(from, to)| {
             let inside: Vec<&&Outcome> = faults
                 .iter()
-                .filter(|outcome| outcome.verdict == Verdict::Faulty)
+                .filter(|outcome| outcome.is_accused())
                 .filter(|outcome| said(outcome).is_some_and(|p| (from..to).contains(&p)))
                 .collect();
             let right = inside.iter().filter(|outcome| outcome.is_right()).count() as u64;
@@ -147,76 +150,106 @@ pub(crate) fn rate(rate: &Rate) -> String {
 
 impl fmt::Display for Score {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "  {:<29} {:>4}  {:<20} {:<30} {:>7} {:>6}",
-            "case", "seed", "should say", "said", "tokens", "s"
-        )?;
-        for outcome in &self.outcomes {
-            let mark = if outcome.is_right() { "✓" } else { "✗" };
-            let expected = outcome.expected.unwrap_or("healthy");
-            writeln!(
-                f,
-                "{mark} {:<29} {:>4}  {expected:<20} {:<30} {:>7} {:>6.1}",
-                outcome.case,
-                outcome.seed,
-                said(outcome),
-                outcome.tokens,
-                outcome.seconds
-            )?;
+        writeln!(f, "{}", heading())?;
+        self.outcomes.iter().try_for_each(|outcome| writeln!(f, "{}", line(outcome)))?;
+        write!(f, "\n{}", self.summary())
+    }
+}
+
+/// The rates alone: a [`Score`] without its lines.
+#[derive(Debug)]
+pub struct Summary<'a>(&'a Score);
+
+impl Score {
+    /// The rates alone.
+    #[must_use]
+    pub fn summary(&self) -> Summary<'_> {
+        Summary(self)
+    }
+}
+
+impl fmt::Display for Summary<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Summary(score) = self;
+        if score.top_1.trials > 0 {
+            writeln!(f, "called faulty          {}", rate(&score.found))?;
+            writeln!(f, "right cause first      {}", rate(&score.top_1))?;
+            writeln!(f, "among the first three  {}", rate(&score.top_3))?;
         }
-        writeln!(f)?;
-        if self.top_1.trials > 0 {
-            writeln!(f, "called faulty          {}", rate(&self.found))?;
-            writeln!(f, "right cause first      {}", rate(&self.top_1))?;
-            writeln!(f, "among the first three  {}", rate(&self.top_3))?;
+        if score.held_out.trials > 0 {
+            writeln!(f, "known faults, first    {}", rate(&score.known))?;
+            writeln!(f, "held out, first        {}", rate(&score.held_out))?;
         }
-        if self.held_out.trials > 0 {
-            writeln!(f, "held out, first        {}", rate(&self.held_out))?;
+        if score.false_alarms.trials > 0 {
+            writeln!(f, "false alarms           {}", rate(&score.false_alarms))?;
         }
-        if self.false_alarms.trials > 0 {
-            writeln!(f, "false alarms           {}", rate(&self.false_alarms))?;
-        }
-        for bin in &self.calibration {
+        for bin in &score.calibration {
             writeln!(f, "said with {:>3.0} %         {} right", 100.0 * bin.said, rate(&bin.right))?;
         }
         writeln!(
             f,
             "median                 {} requests, {} tokens, {:.1} s",
-            self.median_requests, self.median_tokens, self.median_seconds
+            score.median_requests, score.median_tokens, score.median_seconds
         )
     }
 }
 
+/// What stands above the [`line`]s.
+#[must_use]
+pub fn heading() -> String {
+    format!("  {:<29} {:>4}  {:<20} {:<30} {:>7} {:>6}", "case", "seed", "should say", "said", "tokens", "s")
+}
+
+/// One run in a line: right or wrong, case, seed, what should be said, what was, tokens, seconds.
+#[must_use]
+pub fn line(outcome: &Outcome) -> String {
+    let mark = if outcome.is_right() { "✓" } else { "✗" };
+    let expected = outcome.expected.as_deref().unwrap_or("healthy");
+    format!(
+        "{mark} {:<29} {:>4}  {expected:<20} {:<30} {:>7} {:>6.1}",
+        outcome.case,
+        outcome.seed,
+        said(outcome),
+        outcome.tokens,
+        outcome.seconds
+    )
+}
+
 fn said(outcome: &Outcome) -> String {
     let mut text = String::new();
-    match (outcome.verdict, outcome.said.first()) {
-        (Verdict::Faulty, Some((cause, probability))) => {
+    match (outcome.is_accused(), outcome.said.first()) {
+        (true, Some((cause, probability))) => {
             // Writing to a String can't fail.
             let _ = write!(text, "{cause} {:.0} %", 100.0 * probability);
         }
-        (verdict, _) => text.push_str(verdict.name()),
+        (_, _) => text.push_str(outcome.word()),
     }
     text
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use lucid_doctor::Verdict;
+
     use super::*;
 
     pub(crate) fn outcome(expected: Option<&'static str>, verdict: Verdict, said: &[&str]) -> Outcome {
         Outcome {
-            case: "case",
+            lucid: "0".to_owned(),
+            case: "case".to_owned(),
             fault: None,
             seed: 1,
-            expected,
+            depth: lucid_doctor::Depth::Standard,
+            expected: expected.map(str::to_owned),
             held_out: expected == Some("b"),
+            machine: false,
             verdict,
             said: said.iter().map(|cause| ((*cause).to_owned(), 0.9)).collect(),
             tokens: 10,
             requests: 1,
             seconds: 1.0,
             by_check: Vec::new(),
+            findings: Vec::new(),
         }
     }
 

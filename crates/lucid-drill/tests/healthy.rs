@@ -7,14 +7,20 @@ use std::path::Path;
 use lucid_checkpoint::Files;
 use lucid_doctor::checks::{TypicalCost, list};
 use lucid_doctor::{CheckOutcome, Depth, Severity, Verdict};
-use lucid_drill::{CheckCost, find, run};
+use lucid_drill::{CheckCost, Run, find, run};
 
 #[test]
 fn a_healthy_server_is_called_healthy_at_the_cost_that_the_checks_state() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/canary");
     let files = Files::open(&folder).unwrap();
-    let (outcome, report) =
-        run(&files, "canary", find("healthy").unwrap(), 5, Depth::Standard, &mut |_| {}).unwrap();
+    let (outcome, report) = run(
+        &files,
+        "canary",
+        find("healthy").unwrap(),
+        Run { seed: 5, depth: Depth::Standard, forget: false },
+        &mut |_| {},
+    )
+    .unwrap();
     let accused: Vec<_> =
         report.findings.iter().filter(|finding| finding.severity > Severity::Info).collect();
     assert!(accused.is_empty() && outcome.verdict == Verdict::Healthy, "{accused:#?}");

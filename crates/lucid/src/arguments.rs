@@ -286,6 +286,15 @@ pub struct Doctor {
     /// The checkpoint that the server should be serving; `canary` is the bundled one
     #[arg(long, value_name = "FOLDER")]
     pub checkpoint: Option<PathBuf>,
+    /// What a right server says: a record that `lucid reference` or `--record` wrote, in place of a checkpoint
+    #[arg(long, value_name = "FILE", requires = "endpoint", conflicts_with = "against")]
+    pub reference: Option<PathBuf>,
+    /// Compare with another server that is trusted, on the same texts
+    #[arg(long, value_name = "URL", requires = "endpoint")]
+    pub against: Option<String>,
+    /// Diagnose nothing: the endpoint is trusted, record what it says for `--reference`
+    #[arg(long, value_name = "FILE", requires = "endpoint", conflicts_with_all = ["reference", "against"])]
+    pub record: Option<PathBuf>,
     /// What to examine on the machine
     #[command(flatten)]
     pub machine: MachineArguments,
@@ -380,8 +389,8 @@ pub enum SeverityArgument {
 /// `lucid drill`
 #[derive(Args)]
 pub struct Drill {
-    /// Only these faults (`healthy` is a run without one) [default: all]
-    #[arg(value_name = "FAULT")]
+    /// Only these cases; `healthy*` are the runs without a fault [default: all]
+    #[arg(value_name = "CASE")]
     pub faults: Vec<String>,
     /// List the faults and the cause that the doctor should say, and end
     #[arg(long)]
@@ -401,6 +410,18 @@ pub struct Drill {
     /// GPUs that share the patient's model (on cpu: groups of threads)
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub tensor_parallel_size: usize,
+    /// Threads of the patient and of the reference; the bits are the same [default: one a core]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Only faults that the doctor knows, each unknown to it: what does it say of mistakes that nobody has thought of?
+    #[arg(long)]
+    pub forget: bool,
+    /// Add every outcome to this file as it comes, one JSON object a line; what it holds already is not run again
+    #[arg(long, value_name = "FILE")]
+    pub outcomes: Option<PathBuf>,
+    /// Run nothing: score the outcomes of these files, the causes ranked as they are today
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["faults", "outcomes"])]
+    pub score: Vec<PathBuf>,
     /// Write a page with the confusion matrix
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,

@@ -20,12 +20,16 @@ impl ProgressLine {
 
     /// Shows what happens.
     pub fn show(&mut self, progress: &Progress) {
-        let text = match progress {
-            Progress::Started { check } => (*check).to_owned(),
-            Progress::Step { check, done, of, text } => format!("{check} {done}/{of} {text}"),
-            Progress::Finished { .. } => return,
-        };
-        self.say(&text);
+        if let Some(text) = words(progress) {
+            self.say(&text);
+        }
+    }
+
+    /// Shows what happens in one of several examinations.
+    pub fn show_of(&mut self, which: &str, progress: &Progress) {
+        if let Some(text) = words(progress) {
+            self.say(&format!("{which}: {text}"));
+        }
     }
 
     /// Shows how far a long reading is, with the time that is left where it can be told.
@@ -58,6 +62,14 @@ impl ProgressLine {
         if std::mem::take(&mut self.shown) {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
+    }
+}
+
+fn words(progress: &Progress) -> Option<String> {
+    match progress {
+        Progress::Started { check } => Some((*check).to_owned()),
+        Progress::Step { check, done, of, text } => Some(format!("{check} {done}/{of} {text}")),
+        Progress::Finished { .. } => None,
     }
 }
 

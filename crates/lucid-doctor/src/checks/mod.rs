@@ -5,6 +5,7 @@ mod machine;
 mod reference;
 
 pub(crate) use lucid_findings::{Examined, Skip};
+pub(crate) use reference::prompts;
 
 use crate::evidence::Examination;
 
@@ -17,6 +18,8 @@ pub enum Need {
     Server,
     /// The checkpoint that it should be serving.
     Checkpoint,
+    /// The checkpoint that it should be serving, or a record of what it should say.
+    Reference,
     /// A Python environment.
     Environment,
     /// A log.

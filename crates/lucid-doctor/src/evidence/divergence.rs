@@ -106,7 +106,35 @@ pub(crate) fn compare(scorer: &mut Scorer, observed: &Observed) -> Result<Prompt
 /// The divergence of the partition into the listed candidates and "all others" is a lower bound of the divergence of the
 /// whole distributions (data-processing inequality; Cover and Thomas, "Elements of Information Theory", 2.8).
 fn compare_position(observation: &Observation, token: TokenId, reference: &[f32]) -> PositionScore {
-    let ours = |id: TokenId| reference.get(id.row()).copied().map_or(f64::NEG_INFINITY, f64::from);
+    let ours = |id: TokenId| Some(reference.get(id.row()).copied().map_or(f64::NEG_INFINITY, f64::from));
+    let all = (0_u32..).zip(reference).map(|(id, logprob)| (TokenId(id), f64::from(*logprob)));
+    compare_known(observation, token, ours, likeliest(all))
+}
+
+/// The same where only some tokens of the reference's distribution are known. Those that the server lists beside them are among
+/// "all others".
+pub(super) fn compare_listed(
+    observation: &Observation,
+    token: TokenId,
+    listed: &[(TokenId, f64)],
+) -> PositionScore {
+    let ours = |id: TokenId| listed.iter().find(|(known, _)| *known == id).map(|(_, logprob)| *logprob);
+    compare_known(observation, token, ours, likeliest(listed.iter().copied()))
+}
+
+fn likeliest(mut pairs: impl Iterator<Item = (TokenId, f64)>) -> Option<TokenId> {
+    let first = pairs.next();
+    pairs
+        .fold(first, |best, next| if best.is_none_or(|best| next.1 > best.1) { Some(next) } else { best })
+        .map(|(id, _)| id)
+}
+
+fn compare_known(
+    observation: &Observation,
+    token: TokenId,
+    known: impl Fn(TokenId) -> Option<f64>,
+    our_best: Option<TokenId>,
+) -> PositionScore {
     let (mut kl, mut p_listed, mut q_listed, mut gap) = (0.0, 0.0, 0.0, 0.0_f64);
     let own = (token, observation.logprob);
     let mut seen: Vec<TokenId> = Vec::with_capacity(observation.top.len() + 1);
@@ -115,14 +143,15 @@ fn compare_position(observation: &Observation, token: TokenId, reference: &[f32]
             continue;
         }
         seen.push(id);
-        if server.max(ours(id)) > LEAST {
-            gap = gap.max((server - ours(id)).abs());
+        let Some(ours) = known(id) else { continue };
+        if server.max(ours) > LEAST {
+            gap = gap.max((server - ours).abs());
         }
-        let (p, q) = (server.exp(), ours(id).max(FLOOR).exp());
+        let (p, q) = (server.exp(), ours.max(FLOOR).exp());
         p_listed += p;
         q_listed += q;
         if p > 0.0 {
-            kl += p * (server - ours(id).max(FLOOR));
+            kl += p * (server - ours.max(FLOOR));
         }
     }
     // Rounding in f32 makes the sums exceed 1 by some 1e-6: what is below that is no mass.
@@ -130,19 +159,13 @@ fn compare_position(observation: &Observation, token: TokenId, reference: &[f32]
     if p_rest > 1e-6 {
         kl += p_rest * (p_rest / q_rest).ln();
     }
-    let best = |mut pairs: Box<dyn Iterator<Item = (TokenId, f64)> + '_>| {
-        let first = pairs.next();
-        pairs
-            .fold(first, |best, next| if best.is_none_or(|best| next.1 > best.1) { Some(next) } else { best })
-            .map(|(id, _)| id)
-    };
-    let server_best = best(Box::new(observation.top.iter().copied().chain([own])));
-    let our_best =
-        best(Box::new((0_u32..).zip(reference).map(|(id, logprob)| (TokenId(id), f64::from(*logprob)))));
+    let server_best = likeliest(observation.top.iter().copied().chain([own]));
+    let ours = |id: TokenId| known(id).unwrap_or(f64::NEG_INFINITY);
     PositionScore {
         position: observation.position,
         kl: if kl.is_nan() { f64::INFINITY } else { kl.max(0.0) },
-        delta: (observation.logprob - ours(token)).abs(),
+        // A token that the reference says nothing of tells nothing.
+        delta: known(token).map_or(0.0, |ours| (observation.logprob - ours).abs()),
         gap,
         decoded: false,
         top1: our_best.is_some_and(|best| server_best.is_some_and(|server| ours(server) >= ours(best) - TIE)),

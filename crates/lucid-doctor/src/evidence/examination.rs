@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use lucid_client::{ChatAnswer, ChatRequest, Endpoint, Error, Exchange, Reply, Usage};
+use lucid_checkpoint::TokenId;
+use lucid_client::{ChatAnswer, ChatRequest, Endpoint, Error, Exchange, Reply, TokenName, Usage};
 
 use super::{Answer, Claim, Divergence, Observed, PromptScore, Reference, RungScore, Sample};
 use crate::diagnose::Progress;
@@ -83,6 +84,15 @@ impl Examination<'_> {
         (Instant::now() >= self.deadline).then(|| {
             format!("the server was asked for {} s, and that is the limit", self.subject.patience().as_secs())
         })
+    }
+
+    /// The token that the server means: without a checkpoint's tokenizer, only what is named by its id.
+    pub(crate) fn id(&self, name: &TokenName) -> Option<TokenId> {
+        match (&self.reference, name) {
+            (_, TokenName::Id(id)) => Some(TokenId(*id)),
+            (Some(reference), name) => reference.id(name),
+            (None, _) => None,
+        }
     }
 
     /// Tells how far the check is.

@@ -5,6 +5,7 @@ mod claim;
 mod divergence;
 mod examination;
 mod machine;
+mod record;
 mod reference;
 mod sample;
 mod sources;
@@ -16,7 +17,8 @@ pub use divergence::{Divergence, HypothesisFit, PositionBin};
 pub(crate) use divergence::{Observation, Observed, PositionScore, PromptScore, compare};
 pub(crate) use examination::{Evidence, Examination};
 pub use machine::MachineEvidence;
-pub(crate) use reference::Reference;
+pub use record::{Passage, Record, RecordError, Recorded};
+pub(crate) use reference::{Reference, observed};
 pub(crate) use sample::{Alike, Sample, SampleToken};
 pub use sources::{Sources, container_root, gather};
 

@@ -73,33 +73,7 @@ impl Reference {
         self.checkpoint.config().max_position_embeddings
     }
 
-    /// Joins a prompt with what the server said about it and about the tokens that it generated. The sequence ends
-    /// before the first generated token that can't be named for sure.
-    pub(crate) fn observed(
-        &self,
-        prompt: &[TokenId],
-        of_prompt: &[ScoredToken],
-        generated: &[ScoredToken],
-        exchange: usize,
-    ) -> Observed {
-        let mut observed =
-            Observed { tokens: prompt.to_vec(), prompt: prompt.len(), observations: Vec::new(), exchange };
-        for (position, scored) in (1..).zip(of_prompt) {
-            observed.observations.push(self.observation(position, scored));
-        }
-        for scored in generated {
-            let Some(id) = self.id(&scored.token) else { break };
-            observed.observations.push(self.observation(observed.tokens.len(), scored));
-            observed.tokens.push(id);
-        }
-        observed
-    }
-
-    fn observation(&self, position: usize, scored: &ScoredToken) -> Observation {
-        let top = scored.top.iter().filter_map(|(name, logprob)| Some((self.id(name)?, *logprob))).collect();
-        Observation { position, logprob: scored.logprob, top }
-    }
-
+    /// The token that a server means.
     pub(crate) fn id(&self, name: &TokenName) -> Option<TokenId> {
         match name {
             TokenName::Id(id) => Some(TokenId(*id)),
@@ -108,4 +82,30 @@ impl Reference {
             TokenName::Text(text) => self.by_bytes.get(text.as_bytes()).copied(),
         }
     }
+}
+
+/// Joins a prompt with what the server said about it and about the tokens that it generated; `id` tells which token is meant. The
+/// sequence ends before the first generated token that can't be named for sure.
+pub(crate) fn observed(
+    id: &dyn Fn(&TokenName) -> Option<TokenId>,
+    prompt: &[TokenId],
+    of_prompt: &[ScoredToken],
+    generated: &[ScoredToken],
+    exchange: usize,
+) -> Observed {
+    let observation = |position: usize, scored: &ScoredToken| {
+        let top = scored.top.iter().filter_map(|(name, logprob)| Some((id(name)?, *logprob))).collect();
+        Observation { position, logprob: scored.logprob, top }
+    };
+    let mut observed =
+        Observed { tokens: prompt.to_vec(), prompt: prompt.len(), observations: Vec::new(), exchange };
+    for (position, scored) in (1..).zip(of_prompt) {
+        observed.observations.push(observation(position, scored));
+    }
+    for scored in generated {
+        let Some(id) = id(&scored.token) else { break };
+        observed.observations.push(observation(observed.tokens.len(), scored));
+        observed.tokens.push(id);
+    }
+    observed
 }

@@ -37,6 +37,7 @@ impl Dose {
                 // Half of the drawn instances sit in a single layer, where the fault can.
                 let single = plant == Plant::WeightsRequantized4Bit
                     || plant == Plant::PrefillOver64Garbage
+                    || plant == Plant::PromptsTogether
                     || (plant.has_layers() && draws.below(2) == 0);
                 let layers = match single {
                     true => {
@@ -89,6 +90,16 @@ fn strengths(plant: Plant) -> (f64, &'static [f64]) {
     match plant {
         // Divides the factor.
         Plant::YarnFactorHalf => (2.0, &[2.0, 4.0]),
+        // Experts that are left out.
+        Plant::ExpertTopKMinusOne => (1.0, &[1.0]),
+        // The factor that is used instead.
+        Plant::RoutedScalingMissing => (1.0, &[1.0]),
+        // The base: as it was first published (Su et al., arXiv:2104.09864), and those of other families.
+        Plant::RopeThetaDefault => (1e4, &[1e4, 1e5, 5e5, 1e6]),
+        // The epsilon; published models have 1e-6 or 1e-5.
+        Plant::RmsNormEps => (1e-2, &[1e-3, 1e-2, 0.1]),
+        // What the scale is multiplied with. Without the RoPE part, a head of 192 has 1.22 times the scale.
+        Plant::SoftmaxScale => (1.22, &[0.7, 0.82, 1.22, 1.5]),
         // The epsilon itself; the right one is 1e-6 to 1e-5, and mean squares of latents are around 1.
         Plant::LatentNormEps => (1.0, &[0.3, 1.0, 3.0]),
         // Tensor-parallel ranks.

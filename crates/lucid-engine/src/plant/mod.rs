@@ -74,8 +74,21 @@ pub enum Plant {
     NanAfterNRequests,
     /// Scores experts by softmax where the config says sigmoid: the rule of an older generation.
     RouterSoftmax,
-    /// Takes RoPE's usual base, 10,000, instead of the config's.
+    /// Takes another base for RoPE than the config's: the usual one, 10,000, or another model's.
     RopeThetaDefault,
+    /// Chooses experts within groups that the config doesn't have, or without those that it has: the rule of another member of
+    /// the family.
+    RouterGroups,
+    /// Doesn't divide the chosen experts' scores by their sum.
+    NormTopkProbMissing,
+    /// Norms have another epsilon than the config's.
+    RmsNormEps,
+    /// The softmax scale is multiplied by something: by YaRN's magnitude once more, or as if the heads had another width.
+    SoftmaxScale,
+    /// Folds NVFP4's global scale into the block scales, which have three bits of fraction and end at 2^-9 (vLLM #48536).
+    Nvfp4ScalesFolded,
+    /// In one layer, prompts that share a step with another prompt get no attention output, but for the first (SGLang #22688).
+    PromptsTogether,
 }
 
 /// Where a fault acts.
@@ -95,7 +108,7 @@ enum Site {
 
 impl Plant {
     /// Every fault that the engine can plant.
-    pub const ALL: [Plant; 25] = [
+    pub const ALL: [Plant; 31] = [
         Plant::RopeHalfSplit,
         Plant::YarnFactorHalf,
         Plant::YarnMscaleMissing,
@@ -106,11 +119,16 @@ impl Plant {
         Plant::ExpertTopKMinusOne,
         Plant::RouterSoftmax,
         Plant::RopeThetaDefault,
+        Plant::RouterGroups,
+        Plant::NormTopkProbMissing,
+        Plant::RmsNormEps,
+        Plant::SoftmaxScale,
         Plant::GateUpSwapped,
         Plant::KvBShardOrder,
         Plant::Nvfp4GlobalScaleInverted,
         Plant::Nvfp4ScalesSwizzled,
         Plant::Nvfp4NibblesSwapped,
+        Plant::Nvfp4ScalesFolded,
         Plant::LatentNormEps,
         Plant::WeightsRequantized4Bit,
         Plant::CausalOffByOne,
@@ -120,6 +138,7 @@ impl Plant {
         Plant::StaleKvPage,
         Plant::BatchCrossTalk,
         Plant::PrefillOver64Garbage,
+        Plant::PromptsTogether,
         Plant::NanAfterNRequests,
     ];
 
@@ -137,11 +156,16 @@ impl Plant {
             Plant::ExpertTopKMinusOne => "expert-top-k-minus-one",
             Plant::RouterSoftmax => "router-softmax",
             Plant::RopeThetaDefault => "rope-theta-default",
+            Plant::RouterGroups => "router-groups",
+            Plant::NormTopkProbMissing => "norm-topk-prob-missing",
+            Plant::RmsNormEps => "rms-norm-eps",
+            Plant::SoftmaxScale => "softmax-scale",
             Plant::GateUpSwapped => "gate-up-swapped",
             Plant::KvBShardOrder => "kv-b-shard-order",
             Plant::Nvfp4GlobalScaleInverted => "nvfp4-global-scale-inverted",
             Plant::Nvfp4ScalesSwizzled => "nvfp4-scales-swizzled",
             Plant::Nvfp4NibblesSwapped => "nvfp4-nibbles-swapped",
+            Plant::Nvfp4ScalesFolded => "nvfp4-scales-folded",
             Plant::LatentNormEps => "latent-norm-eps",
             Plant::WeightsRequantized4Bit => "weights-requantized-4bit",
             Plant::CausalOffByOne => "causal-off-by-one",
@@ -151,6 +175,7 @@ impl Plant {
             Plant::StaleKvPage => "stale-kv-page",
             Plant::BatchCrossTalk => "batch-cross-talk",
             Plant::PrefillOver64Garbage => "prefill-over-64-garbage",
+            Plant::PromptsTogether => "prompts-together",
             Plant::NanAfterNRequests => "nan-after-n-requests",
         }
     }
@@ -168,7 +193,11 @@ impl Plant {
             | Plant::RoutedScalingMissing
             | Plant::ExpertTopKMinusOne
             | Plant::RouterSoftmax
-            | Plant::RopeThetaDefault => Site::Config,
+            | Plant::RopeThetaDefault
+            | Plant::RouterGroups
+            | Plant::NormTopkProbMissing
+            | Plant::RmsNormEps
+            | Plant::SoftmaxScale => Site::Config,
             Plant::RouterBiasMissing
             | Plant::RouterBiasInWeights
             | Plant::SharedExpertDropped
@@ -177,6 +206,7 @@ impl Plant {
             | Plant::Nvfp4GlobalScaleInverted
             | Plant::Nvfp4ScalesSwizzled
             | Plant::Nvfp4NibblesSwapped
+            | Plant::Nvfp4ScalesFolded
             | Plant::WeightsRequantized4Bit => Site::Weights,
             Plant::RopeHalfSplit | Plant::LatentNormEps => Site::Semantics,
             Plant::CausalOffByOne => Site::Mask,
@@ -186,6 +216,7 @@ impl Plant {
             | Plant::StaleKvPage
             | Plant::BatchCrossTalk
             | Plant::PrefillOver64Garbage
+            | Plant::PromptsTogether
             | Plant::NanAfterNRequests => Site::Running,
         }
     }
@@ -208,10 +239,12 @@ impl Plant {
                 | Plant::Nvfp4GlobalScaleInverted
                 | Plant::Nvfp4ScalesSwizzled
                 | Plant::Nvfp4NibblesSwapped
+                | Plant::Nvfp4ScalesFolded
                 | Plant::WeightsRequantized4Bit
                 | Plant::KvScaleMissingOnRead
                 | Plant::BatchCrossTalk
                 | Plant::PrefillOver64Garbage
+                | Plant::PromptsTogether
         )
     }
 }
@@ -229,7 +262,7 @@ pub enum Dosage {
     Typical,
     /// As usual, but in one layer.
     InLayer(usize),
-    /// In another strength (tensor-parallel ranks, YaRN's divisor, an epsilon), in one layer or in all that have the part.
+    /// In another strength (tensor-parallel ranks, YaRN's divisor, an epsilon, a base), in one layer or in all that have the part.
     Strength(f64, Option<usize>),
     /// Place, strength and onset drawn from a seed.
     Drawn(u64),

@@ -26,6 +26,8 @@ pub(crate) struct Running {
     steps: usize,
     requests: usize,
     reuses: usize,
+    /// Rows of this step that belong to a prompt beside the first one.
+    later_prompts: Vec<std::ops::Range<usize>>,
     /// Tokens of each page, as far as they are written.
     tokens: HashMap<PageId, Vec<TokenId>>,
     /// What a reused page keeps, or what the first page with these tokens holds.
@@ -63,6 +65,7 @@ impl Running {
             steps: 0,
             requests: 0,
             reuses: 0,
+            later_prompts: Vec::new(),
             tokens: HashMap::new(),
             stale: HashMap::new(),
             first: HashMap::new(),
@@ -72,6 +75,8 @@ impl Running {
     /// Before a step: `spans` of `tokens` will be written.
     pub(crate) fn before(&mut self, tokens: &[TokenId], spans: &[Span<'_>], cache: &LatentCache) {
         self.steps += 1;
+        let prompts = spans.iter().filter(|span| span.count > 1);
+        self.later_prompts = prompts.skip(1).map(|span| span.row..span.row + span.count).collect();
         // A prompt's later chunks count as well; they are few.
         self.requests += spans.iter().filter(|span| span.position == 0 || span.count > 1).count();
         for span in spans {
@@ -144,10 +149,19 @@ impl Running {
 
     /// After a layer's attention: `output` `[tokens, hidden]` is about to be added to the residual stream.
     pub(crate) fn attention_output(&self, layer: usize, hidden: usize, output: &mut [f32]) {
+        if !self.dose.layers.contains(&layer) {
+            return;
+        }
         let right = self.dose.onset * hidden;
-        let here = self.plant == Plant::PrefillOver64Garbage && self.dose.layers.contains(&layer);
-        if here && output.len() > right {
+        if self.plant == Plant::PrefillOver64Garbage && output.len() > right {
             output[right..].fill(0.0);
+        }
+        if self.plant == Plant::PromptsTogether {
+            for rows in &self.later_prompts {
+                if let Some(output) = output.get_mut(rows.start * hidden..rows.end * hidden) {
+                    output.fill(0.0);
+                }
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! Faults in what was loaded.
 
-use lucid_checkpoint::{Bytes, Config, Matrix, Packed};
+use lucid_checkpoint::{Bytes, Config, Matrix, Packed, e4m3_to_f32, f32_to_e4m3};
 
 use super::{Dose, Plant};
 use crate::weights::{Experts, FeedForward, Mlp, Weights};
@@ -36,6 +36,11 @@ pub(super) fn change(plant: Plant, dose: &Dose, config: &Config, weights: &mut W
         }),
         Plant::Nvfp4ScalesSwizzled => on_nvfp4(weights, dose, |nvfp4| {
             *nvfp4.scales = swizzled(nvfp4.scales, nvfp4.cols / NVFP4_BLOCK).into();
+        }),
+        Plant::Nvfp4ScalesFolded => on_nvfp4(weights, dose, |nvfp4| {
+            let fold = |code: &u8| f32_to_e4m3(e4m3_to_f32(*code) * *nvfp4.global);
+            *nvfp4.scales = nvfp4.scales.iter().map(fold).collect::<Vec<u8>>().into();
+            *nvfp4.global = 1.0;
         }),
         Plant::KvBShardOrder => kv_b_shards(dose, config, weights),
         _ => true,

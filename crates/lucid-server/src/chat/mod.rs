@@ -49,6 +49,7 @@ impl Chat {
         let common = &self.request.common;
         let stop_tokens = self.app.stop_tokens(&common.stop_token_ids, common.ignore_eos);
         let act = &self.app.act;
+        let stop_tokens = act.stop_tokens(&self.prompt, stop_tokens, self.app.tokenizer.vocab_size());
         let lost_token = act.drops_think_end().then(|| self.app.tokenizer.id("</think>")).flatten();
         let jobs = (0..common.n).map(|index| Job {
             request: Request {

@@ -13,6 +13,7 @@ use crate::protocol::finish::{Ending, FinishReason};
 pub(crate) struct Reader {
     parser: OutputParser,
     include_reasoning: bool,
+    streamed: bool,
     app: Arc<Inner>,
     called: bool,
     pub(crate) tokens: usize,
@@ -26,6 +27,7 @@ impl Reader {
         Reader {
             parser: OutputParser::new(options),
             include_reasoning: chat.request.include_reasoning,
+            streamed: chat.request.common.stream.is_some(),
             app: chat.app.clone(),
             called: false,
             tokens: 0,
@@ -55,7 +57,7 @@ impl Reader {
 
     fn keep(&mut self, mut pieces: Vec<Piece>) -> Vec<Piece> {
         self.called |= pieces.iter().any(|piece| matches!(piece, Piece::ToolCallStart { .. }));
-        self.app.act.pieces(&mut pieces);
+        self.app.act.pieces(&mut pieces, self.streamed);
         if !self.include_reasoning {
             pieces.retain(|piece| !matches!(piece, Piece::Reasoning(_)));
         }

@@ -62,7 +62,8 @@ impl Completions {
         let common = &self.request.common;
         let stop_tokens = self.app.stop_tokens(&common.stop_token_ids, common.ignore_eos);
         let jobs = self.prompts.iter().flat_map(|prompt| {
-            let stop_tokens = &stop_tokens;
+            let vocabulary = self.app.tokenizer.vocab_size();
+            let stop_tokens = self.app.act.stop_tokens(&prompt.tokens, stop_tokens.clone(), vocabulary);
             (0..common.n).map(move |index| Job {
                 request: Request {
                     prompt: prompt.tokens.clone(),

@@ -1,8 +1,10 @@
 //! What the server's own faults do, and how strongly.
 
-use std::sync::Mutex;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
+use lucid_checkpoint::TokenId;
 use lucid_engine::Sampling;
 use lucid_text::Piece;
 
@@ -14,6 +16,8 @@ const STALL_AFTER: usize = 5;
 const DEFAULT_TEMPERATURE: f32 = 0.6;
 /// The end of a message in the canary's template.
 const END: &str = "<|im_end|>";
+/// Prompts that are remembered at the most.
+const MOST_PROMPTS: usize = 4_096;
 /// What leaks at the most, so that a test can't fill a machine.
 const MOST_LEAKED: usize = 1 << 30;
 
@@ -25,6 +29,7 @@ pub(crate) struct Act {
     variant: usize,
     answers: AtomicU64,
     leaked: Mutex<Vec<Vec<u8>>>,
+    prompts: Mutex<HashSet<Vec<TokenId>>>,
 }
 
 impl Act {
@@ -106,6 +111,27 @@ impl Act {
         if self.is(Plant::BudgetCapped) { asked.min(self.pick(&[16, 12, 20])) } else { asked }
     }
 
+    /// The tokens that end the answer to a prompt, out of a vocabulary.
+    pub(crate) fn stop_tokens(
+        &self,
+        prompt: &[TokenId],
+        usual: Vec<TokenId>,
+        vocabulary: usize,
+    ) -> Vec<TokenId> {
+        // Only what fills a page of the cache is found again.
+        if !self.is(Plant::RepeatAnsweredEmpty) || prompt.len() < self.pick(&[32, 64, 128]) {
+            return usual;
+        }
+        let mut prompts = self.prompts.lock().unwrap_or_else(PoisonError::into_inner);
+        if prompts.contains(prompt) {
+            return (0..u32::try_from(vocabulary).unwrap_or(u32::MAX)).map(TokenId).collect();
+        }
+        if prompts.len() < MOST_PROMPTS {
+            prompts.insert(prompt.to_vec());
+        }
+        usual
+    }
+
     /// Whether tokens of a stream are decoded one by one.
     pub(crate) fn splits_characters(&self) -> bool {
         self.is(Plant::StreamSplitsCharacters)
@@ -122,7 +148,7 @@ impl Act {
             return;
         }
         let bytes = self.pick(&[1 << 20, 512 << 10, 2 << 20]);
-        let mut leaked = self.leaked.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut leaked = self.leaked.lock().unwrap_or_else(PoisonError::into_inner);
         if leaked.len() * bytes < MOST_LEAKED {
             // Not zeros: those would take no memory.
             leaked.push(vec![0x5a; bytes]);
@@ -140,7 +166,14 @@ impl Act {
     }
 
     /// The pieces of an answer as the client gets them.
-    pub(crate) fn pieces(&self, pieces: &mut [Piece]) {
+    pub(crate) fn pieces(&self, pieces: &mut [Piece], streamed: bool) {
+        if streamed && self.is(Plant::StreamThinkUnparsed) {
+            for piece in pieces.iter_mut() {
+                if let Piece::Reasoning(text) = piece {
+                    *piece = Piece::Content(std::mem::take(text));
+                }
+            }
+        }
         if self.is(Plant::ToolNameUnparsed) {
             for piece in pieces.iter_mut() {
                 if let Piece::ToolCallStart { id, name, .. } = piece {

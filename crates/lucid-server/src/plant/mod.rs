@@ -39,11 +39,15 @@ pub enum Plant {
     PenaltyByDefault,
     /// Tool calls keep the model's namespace or number in the function's name.
     ToolNameUnparsed,
+    /// A prompt that came before is answered with nothing at all (ROCm/ATOM #1417).
+    RepeatAnsweredEmpty,
+    /// In streams, reasoning is not told from the answer.
+    StreamThinkUnparsed,
 }
 
 impl Plant {
     /// Faults that live outside of the engine.
-    const OWN: [Plant; 13] = [
+    const OWN: [Plant; 15] = [
         Plant::ThinkEndDropped,
         Plant::EosIgnored,
         Plant::TemplateDrift,
@@ -57,6 +61,8 @@ impl Plant {
         Plant::HistoryCut,
         Plant::PenaltyByDefault,
         Plant::ToolNameUnparsed,
+        Plant::RepeatAnsweredEmpty,
+        Plant::StreamThinkUnparsed,
     ];
 
     /// Every fault that a server can plant.
@@ -89,6 +95,8 @@ impl Plant {
             Plant::HistoryCut => "history-cut",
             Plant::PenaltyByDefault => "penalty-by-default",
             Plant::ToolNameUnparsed => "tool-name-unparsed",
+            Plant::RepeatAnsweredEmpty => "repeat-answered-empty",
+            Plant::StreamThinkUnparsed => "stream-think-unparsed",
         }
     }
 

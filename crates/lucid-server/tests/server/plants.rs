@@ -192,3 +192,37 @@ fn tool_name_unparsed_keeps_the_namespace() {
     assert_eq!((&right["name"], &wrong["name"]), (&json!("get_weather"), &json!("functions.get_weather")));
     assert_eq!(right["arguments"], wrong["arguments"]);
 }
+
+#[test]
+fn repeat_answered_empty_answers_once() {
+    let server = fixture::start(Some(Plant::RepeatAnsweredEmpty), Limits::default());
+    let question =
+        format!("{CAPITAL} Think of every town that you know, and say the name of the largest one alone.");
+    let content =
+        |server| fixture::post(server, CHAT, &ask(&question))["choices"][0]["message"]["content"].clone();
+    let right = content(fixture::shared());
+    assert_eq!(content(&server), right);
+    assert!(right.is_string() && content(&server).as_str().unwrap_or_default().is_empty());
+    // A prompt that fills no page.
+    let short = || fixture::post(&server, CHAT, &ask("Hi."));
+    assert_eq!(short()["choices"], short()["choices"]);
+}
+
+#[test]
+fn stream_think_unparsed_needs_a_stream() {
+    let server = fixture::start(Some(Plant::StreamThinkUnparsed), Limits::default());
+    let whole = |server| fixture::post(server, CHAT, &ask(CAPITAL))["choices"][0]["message"].clone();
+    assert_eq!(whole(&server), whole(fixture::shared()));
+    let deltas = |server| -> (String, String) {
+        let mut request = ask(CAPITAL);
+        request["stream"] = json!(true);
+        let events = fixture::stream(server, CHAT, &request);
+        let text = |field: &str| {
+            events.iter().filter_map(|event| event["choices"][0]["delta"][field].as_str()).collect::<String>()
+        };
+        (text("reasoning"), text("content"))
+    };
+    let (reasoning, content) = deltas(fixture::shared());
+    assert!(!reasoning.is_empty() && !content.is_empty());
+    assert_eq!(deltas(&server), (String::new(), reasoning + &content));
+}

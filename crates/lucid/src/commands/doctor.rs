@@ -1,14 +1,15 @@
 //! `lucid doctor`: what is wrong with a deployment.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use lucid_checkpoint::Files;
 use lucid_client::ApiKey;
 use lucid_doctor::{
-    Depth, MachineEvidence, Report, Severity, Subject, Symptom, archive, checks, diagnose, report,
+    Depth, MachineEvidence, Record, Report, Severity, Subject, Symptom, archive, checks, diagnose, report,
 };
 
 use crate::arguments::{DepthArgument, Doctor, SeverityArgument, SymptomArgument};
@@ -24,7 +25,11 @@ pub fn run(arguments: &Doctor) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let mut line = ProgressLine::new();
+    if let Some(path) = &arguments.record {
+        return take_record(arguments, path, &mut line);
+    }
     let clock = Instant::now();
+    let record = recorded(arguments, &mut line)?;
     let machine = examine_machine(arguments, &mut line)?;
     if arguments.endpoint.is_none() && machine.is_none() && arguments.checkpoint.is_none() {
         bail!(
@@ -45,22 +50,12 @@ pub fn run(arguments: &Doctor) -> Result<ExitCode> {
         None => None,
     };
     let subject = Subject {
-        endpoint: arguments.endpoint.clone(),
         checkpoint,
+        record,
         machine,
         obstacles,
         symptom: arguments.symptom.map(symptom),
-        model: arguments.model.clone(),
-        api_key: ApiKey::from_env(&arguments.api_key_env),
-        depth: match arguments.depth {
-            DepthArgument::Quick => Depth::Quick,
-            DepthArgument::Standard => Depth::Standard,
-            DepthArgument::Thorough => Depth::Thorough,
-        },
-        seed: arguments.seed,
-        timeout: Duration::from_secs(arguments.timeout),
-        threads: arguments.threads,
-        patience: None,
+        ..asking(arguments)
     };
     let notes = subject.machine.as_ref().map(|machine| machine.notes.clone()).unwrap_or_default();
     let mut report = diagnose(subject, &mut |progress| line.show(&progress));
@@ -85,6 +80,73 @@ pub fn run(arguments: &Doctor) -> Result<ExitCode> {
         SeverityArgument::Error => Severity::Error,
     };
     Ok(ExitCode::from(report.exit_code(fail_on)))
+}
+
+/// Whom to ask, and how.
+fn asking(arguments: &Doctor) -> Subject {
+    Subject {
+        endpoint: arguments.endpoint.clone(),
+        model: arguments.model.clone(),
+        api_key: ApiKey::from_env(&arguments.api_key_env),
+        depth: match arguments.depth {
+            DepthArgument::Quick => Depth::Quick,
+            DepthArgument::Standard => Depth::Standard,
+            DepthArgument::Thorough => Depth::Thorough,
+        },
+        seed: arguments.seed,
+        timeout: Duration::from_secs(arguments.timeout),
+        threads: arguments.threads,
+        ..Subject::default()
+    }
+}
+
+/// What a right server says, from a file or from another server.
+fn recorded(arguments: &Doctor, line: &mut ProgressLine) -> Result<Option<Record>> {
+    if let Some(path) = &arguments.reference {
+        return Ok(Some(Record::open(path)?));
+    }
+    let Some(url) = &arguments.against else { return Ok(None) };
+    // The other server may serve the model under another name.
+    let subject = Subject {
+        endpoint: Some(url.clone()),
+        model: None,
+        checkpoint: tokenizer(arguments)?,
+        ..asking(arguments)
+    };
+    ask_trusted(&subject, line).map(Some)
+}
+
+fn ask_trusted(subject: &Subject, line: &mut ProgressLine) -> Result<Record> {
+    let record = lucid_doctor::record(subject, &mut |done, of| {
+        line.say(&format!("asking the trusted server {done}/{of}"));
+    });
+    line.clear();
+    record.map_err(|reason| {
+        anyhow!("cannot record {}: {reason}", subject.endpoint.as_deref().unwrap_or("the server"))
+    })
+}
+
+/// The checkpoint whose template and tokenizer name the tokens, if there is one.
+fn tokenizer(arguments: &Doctor) -> Result<Option<Files>> {
+    checkpoint_here(arguments).map(|path| model::files(Some(&path))).transpose()
+}
+
+/// `--record`
+fn take_record(arguments: &Doctor, path: &Path, line: &mut ProgressLine) -> Result<ExitCode> {
+    let subject = Subject { checkpoint: tokenizer(arguments)?, ..asking(arguments) };
+    let record = ask_trusted(&subject, line)?;
+    let text = serde_json::to_string(&record)?;
+    std::fs::write(path, text).with_context(|| format!("cannot write the record to {}", path.display()))?;
+    let tokens: usize = record.passages.iter().map(|passage| passage.observations.len()).sum();
+    anstream::eprintln!(
+        "{} {tokens} tokens of {} texts in {} ({:.1} s, {})",
+        style::good("recorded"),
+        record.passages.len(),
+        style::name(path.display()),
+        record.seconds,
+        record.checkpoint
+    );
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The machine's evidence: read here, fetched from there, or from an archive; `None` if nothing was pointed at.

@@ -6,52 +6,13 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use lucid_checkpoint::{Checkpoint, TokenId};
-use lucid_engine::{
-    Mode, Progress, Semantics, SemanticsOptions, Streaming, StreamingOptions, TokenLogprobs, resident,
-};
-use serde::Serialize;
+use lucid_doctor::{Passage, Record, Recorded};
+use lucid_engine::{Mode, Progress, SemanticsOptions, Streaming, StreamingOptions, TokenLogprobs, resident};
 
 use crate::arguments::Reference;
-use crate::passages::{self, Passage};
+use crate::passages;
 use crate::progress::ProgressLine;
 use crate::{model, style};
-
-/// The record, version 1.
-#[derive(Serialize)]
-struct Record<'a> {
-    schema: u32,
-    lucid: &'static str,
-    checkpoint: String,
-    /// SHA-256 of names, lengths and ends of its files.
-    fingerprint: String,
-    semantics: &'a Semantics,
-    seconds: f64,
-    bytes_read: u64,
-    passages: Vec<Scored<'a>>,
-}
-
-/// One text: the form in which the doctor keeps what a server says.
-#[derive(Serialize)]
-struct Scored<'a> {
-    name: &'a str,
-    tokens: &'a [TokenId],
-    /// How many of the tokens are the prompt.
-    prompt: usize,
-    observations: Vec<Observation>,
-}
-
-/// What the model says about one token, given those before it.
-#[derive(Serialize)]
-struct Observation {
-    /// Index of the token.
-    position: usize,
-    /// Its log-probability (natural).
-    logprob: f32,
-    /// Its place among all tokens, from 1.
-    rank: usize,
-    /// The likeliest tokens with theirs.
-    top: Vec<(TokenId, f32)>,
-}
 
 /// Scores the texts and writes the record.
 pub fn run(arguments: &Reference) -> Result<ExitCode> {
@@ -93,15 +54,13 @@ pub fn run(arguments: &Reference) -> Result<ExitCode> {
     // The run is never told to stop, so it has results.
     let scored = scored?.unwrap_or_default();
     let (seconds, bytes_read) = last.map_or((0.0, 0), |progress| (progress.seconds, progress.bytes_read));
+    let fingerprint = checkpoint.fingerprint()?.iter().map(|byte| format!("{byte:02x}")).collect();
+    let semantics = serde_json::to_value(streaming.semantics())?;
     let record = Record {
-        schema: 1,
-        lucid: env!("CARGO_PKG_VERSION"),
-        checkpoint: checkpoint.files().root(),
-        fingerprint: checkpoint.fingerprint()?.iter().map(|byte| format!("{byte:02x}")).collect(),
-        semantics: streaming.semantics(),
         seconds,
         bytes_read,
         passages: passages.iter().zip(scored).map(|(passage, scored)| of(passage, scored)).collect(),
+        ..Record::new(checkpoint.files().root(), fingerprint, semantics)
     };
     write(&arguments.output, &record)?;
     let count: usize = record.passages.iter().map(|passage| passage.observations.len()).sum();
@@ -120,16 +79,16 @@ pub fn run(arguments: &Reference) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn of(passage: &Passage, scored: Vec<TokenLogprobs>) -> Scored<'_> {
-    let observation = |(position, entry): (usize, TokenLogprobs)| Observation {
+fn of(passage: &passages::Passage, scored: Vec<TokenLogprobs>) -> Passage {
+    let observation = |(position, entry): (usize, TokenLogprobs)| Recorded {
         position,
-        logprob: entry.token.logprob,
+        logprob: f64::from(entry.token.logprob),
         rank: entry.token.rank,
-        top: entry.top.iter().map(|candidate| (candidate.id, candidate.logprob)).collect(),
+        top: entry.top.iter().map(|candidate| (candidate.id, f64::from(candidate.logprob))).collect(),
     };
-    Scored {
-        name: &passage.name,
-        tokens: &passage.tokens,
+    Passage {
+        name: passage.name.clone(),
+        tokens: passage.tokens.clone(),
         prompt: passage.prompt,
         observations: (1..).zip(scored).map(observation).collect(),
     }
@@ -172,7 +131,7 @@ fn duration(seconds: f64) -> String {
 }
 
 /// Writes the whole file or none.
-fn write(path: &Path, record: &Record<'_>) -> Result<()> {
+fn write(path: &Path, record: &Record) -> Result<()> {
     let temporary = with_suffix(path, ".new");
     let all = || -> std::io::Result<()> {
         let mut file = BufWriter::new(std::fs::File::create(&temporary)?);

@@ -2,25 +2,16 @@
 
 use std::time::Instant;
 
-use lucid_client::{ChatRequest, Endpoint, Message};
-
 use super::places::{Measure, mean_kl, places};
+use super::witness::Witness;
 use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
-use crate::evidence::{
-    Divergence, Examination, Observed, PositionBin, PositionScore, PromptScore, compare, holds, share,
-};
-use crate::knowledge::ladder;
-use crate::ladder::questions;
+use crate::evidence::{Divergence, Examination, PositionBin, PositionScore, PromptScore, holds, share};
 use crate::report::html::nats;
 use crate::report::{Finding, ProofKind, Severity};
-use crate::statistics::{Decision, Estimate, Random, SequentialTest, mean_with_interval};
+use crate::statistics::{Decision, Estimate, SequentialTest, mean_with_interval};
 
 pub(crate) struct Logprobs;
 
-/// Candidates beside each token.
-const TOP: u32 = 5;
-/// Tokens to generate for each prompt.
-const GENERATED: u32 = 64;
 // Calibration, 2026-11-29, the canary, prompts as below, exact reference. Mean divergence in nats a token:
 //   Lucid's own server (f32, bf16 KV cache)        1.6e-8
 //   vLLM 0.32 CPU in bfloat16                      1.2e-5 (mean |Δ log-probability| 0.0044)
@@ -46,11 +37,11 @@ impl Check for Logprobs {
     }
 
     fn needs(&self) -> &'static [Need] {
-        &[Need::Server, Need::Checkpoint]
+        &[Need::Server, Need::Reference]
     }
 
     fn covers(&self) -> &'static str {
-        "the server's token distributions are those of the checkpoint, computed exactly"
+        "the server's token distributions are those of the checkpoint, computed exactly or recorded"
     }
 
     fn cost(&self) -> TypicalCost {
@@ -59,22 +50,25 @@ impl Check for Logprobs {
 
     fn run(&self, examination: &mut Examination<'_>) -> Result<Examined, Skip> {
         let endpoint = examination.endpoint()?;
-        let reference = || "the checkpoint can't be read".to_owned();
+        if examination.subject.record.is_some() {
+            // A record has the arithmetic that it has: nobody is held to another one.
+            examination.evidence.claim = None;
+        }
         let claim = examination.evidence.claim;
-        let mut scorer = examination.reference.as_ref().ok_or_else(reference)?.scorer_as(claim)?;
-        let prompts = prompts(examination.subject.seed, examination.subject.depth.most_compared_prompts());
+        let mut witness = Witness::call(examination)?;
+        let texts = witness.texts(examination.subject);
         let mut test = SequentialTest::new(LOW, HIGH, ALPHA);
         let mut scores: Vec<PromptScore> = Vec::new();
         let mut refused = None;
         let started = Instant::now();
-        for (number, messages) in prompts.iter().enumerate() {
-            examination.step(number, prompts.len(), "re-scoring what the server says");
+        for (number, text) in texts.iter().enumerate() {
+            examination.step(number, texts.len(), "re-scoring what the server says");
             if let Some(reason) = examination.out_of_patience() {
                 refused.get_or_insert(reason);
                 break;
             }
-            let observed = match ask(examination, &endpoint, messages) {
-                Ok(observed) => observed,
+            let (observed, score) = match witness.ask(examination, &endpoint, text) {
+                Ok(compared) => compared,
                 Err(reason) => {
                     // The first refusals tell what the server lacks; more of them would be no news.
                     let last = refused.is_some() && scores.is_empty();
@@ -85,8 +79,6 @@ impl Check for Logprobs {
                     continue;
                 }
             };
-            let score =
-                compare(&mut scorer, &observed).map_err(|error| format!("the reference failed: {error}"))?;
             if score.positions.is_empty() {
                 continue;
             }
@@ -113,7 +105,7 @@ impl Check for Logprobs {
         let capabilities = endpoint.dialect().capabilities();
         let of =
             if capabilities.prompt_logprobs { "prompt and generated tokens" } else { "generated tokens" };
-        let mut divergence = summarize(&scores, decision, of, scorer.semantics().to_string());
+        let mut divergence = summarize(&scores, decision, of, witness.to_string());
         let (finding, covered) = conclude(
             self.id(),
             &divergence,
@@ -137,64 +129,6 @@ impl Check for Logprobs {
             None => Err(Skip(covered)),
         }
     }
-}
-
-/// The questions of the ladder, shuffled: text that models of this family are at home in. Two needles among the first, for
-/// the positions beyond a few hundred: one could be chance, more of them would only cost.
-fn prompts(seed: u64, most: usize) -> Vec<Vec<Message>> {
-    let ladder = ladder();
-    let of = |needles: bool| {
-        let rungs = ladder.rungs.iter().filter(move |rung| match rung.needle_sentences {
-            Some(sentences) => needles && sentences < 200,
-            None => !needles,
-        });
-        rungs.flat_map(|rung| questions(rung, &ladder.haystack, 1, seed)).map(|question| question.messages)
-    };
-    let mut prompts: Vec<Vec<Message>> = of(false).collect();
-    Random::new(seed).shuffle(&mut prompts);
-    for (needle, place) in of(true).zip([2, 4]) {
-        prompts.insert(prompts.len().min(place), needle);
-    }
-    prompts.truncate(most);
-    prompts
-}
-
-/// Asks for log-probabilities the best way that the dialect has.
-fn ask(
-    examination: &mut Examination<'_>,
-    endpoint: &Endpoint,
-    messages: &[Message],
-) -> Result<Observed, String> {
-    let reference = |examination: &Examination<'_>| {
-        examination.reference.as_ref().map(|reference| (reference.prompt(messages), reference.max_len()))
-    };
-    let (prompt, max_len) = reference(examination).ok_or("the checkpoint can't be read")?;
-    let prompt = prompt?;
-    if prompt.len() + GENERATED as usize > max_len {
-        return Err(format!("a prompt of {} tokens is too long for the reference", prompt.len()));
-    }
-    let (number, of_prompt, generated) = if endpoint.dialect().capabilities().token_prompts {
-        let ids: Vec<u32> = prompt.iter().map(|id| id.0).collect();
-        let (number, outcome) = examination.take(endpoint.score_tokens(&ids, GENERATED, TOP));
-        let (of_prompt, generated) = outcome.map_err(|error| error.to_string())?;
-        (number, of_prompt, generated)
-    } else {
-        let request = ChatRequest {
-            max_tokens: Some(GENERATED),
-            temperature: Some(0.0),
-            logprobs: Some(true),
-            top_logprobs: Some(TOP),
-            ..ChatRequest::new(messages.to_vec())
-        };
-        let reply = endpoint.chat(&request);
-        let exchange = reply.exchange.clone();
-        let (number, outcome) = examination.take(reply);
-        let answer = outcome.map_err(|error| error.to_string())?;
-        let scored = Endpoint::chat_logprobs(&exchange, &answer).map_err(|error| error.to_string())?;
-        (number, Vec::new(), scored.ok_or("the server returned no log-probabilities")?)
-    };
-    let reference = examination.reference.as_ref().ok_or("the checkpoint can't be read")?;
-    Ok(reference.observed(&prompt, &of_prompt, &generated, number))
 }
 
 #[allow(clippy::cast_precision_loss)] // counts of tokens

@@ -14,6 +14,13 @@ pub(super) struct Hypothesis {
     pub(super) cause: Option<&'static str>,
 }
 
+impl Hypothesis {
+    /// The mistake that is made.
+    pub(super) fn plant(&self) -> Option<Plant> {
+        self.semantics.plant.map(|planted| planted.plant)
+    }
+}
+
 /// Every mistake as it is usually made, and the other arithmetics.
 pub(super) fn general(claim: Option<Claim>) -> Vec<Hypothesis> {
     let table = hypotheses();

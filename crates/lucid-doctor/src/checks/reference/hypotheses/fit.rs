@@ -7,7 +7,7 @@ use crate::evidence::{FEW_BEYOND, PromptScore};
 const EXPLAINED: f64 = 0.8;
 /// Share that the nearest one explains at least, if it is to be evidence, and share of a small divergence: the rest of that
 /// is rounding.
-pub(super) const EXPLAINED_PARTLY: f64 = 0.5;
+const EXPLAINED_PARTLY: f64 = 0.5;
 /// How much farther the next one must be from the server.
 const CLEARLY: f64 = 1.5;
 /// Odds against "the server is as often nearer to the right model" at which a small effect counts: error rate 1 %, by the
@@ -101,10 +101,14 @@ pub(super) fn judge(
             *fit = Fit::Unclear;
         }
     }
-    let near = distance(best) <= (1.0 - EXPLAINED_PARTLY) * mean(&right.kl);
+    // What is declared is computed to the rounding, so that small differences are as real as large ones; but a small one may come
+    // half of the way by chance.
+    let large = different || mean(&right.kl) >= SEEN;
+    let share = if large { EXPLAINED_PARTLY } else { EXPLAINED };
+    let near = distance(best) <= (1.0 - share) * mean(&right.kl);
     // One prompt may make a mean; a mistake that is there shows in most.
     let nearer = right.kl.iter().zip(&trials[best].kl).filter(|(right, trial)| trial < right).count();
-    let seen = (different || mean(&right.kl) >= SEEN) && 4 * nearer >= 3 * right.kl.len();
+    let seen = (large || (claimed && mean(&right.kl) >= ROUNDING)) && 4 * nearer >= 3 * right.kl.len();
     if seen && near && fits[best] != Fit::Fits && clear {
         fits[best] = Fit::Nearest;
     }

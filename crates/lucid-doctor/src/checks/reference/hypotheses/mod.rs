@@ -9,9 +9,10 @@
 //! the effect, and weights that are a little different have nowhere to hide.
 //!
 //! When none fits as usually made, strengths that can be any number are searched for, and mistakes that sit in single layers are
-//! tried layer by layer.
+//! tried layer by layer. When none fits at all, prompts of a single token tell attention from everything else.
 
 mod candidates;
+mod first_token;
 mod fit;
 mod strength;
 mod tried;
@@ -19,7 +20,8 @@ mod tried;
 use std::time::{Duration, Instant};
 
 use candidates::{continuous, general, in_strength, layered};
-use fit::{Distances, EXPLAINED_PARTLY, ROUNDING, mean};
+use fit::{Distances, ROUNDING, mean};
+use lucid_engine::Plant;
 use tried::Tried;
 
 use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
@@ -36,6 +38,8 @@ const SCREENED: usize = 2;
 /// A server that is farther than this from the right model, though near enough for the honest loss of an fp8 cache or of W4A4
 /// activations, has to be explained. Honest bf16 servers: 1.2e-5 nats a token on the canary.
 const UNEXPLAINED: f64 = 3e-4;
+/// How much farther than the right model the best strength of a grid may be, if the search is to go on between its points.
+const NO_WORSE: f64 = 1.5;
 /// Positions that count as a prompt's beginning.
 const BEGINNING: usize = 32;
 
@@ -84,7 +88,11 @@ impl Check for Hypotheses {
         let overall = over_tokens(examination, &right.kl);
         let deadline = Instant::now() + patience(examination.subject.depth, different || inexact);
         let mut tried = Tried::new(right, different, claim.is_some());
-        for hypothesis in general(claim) {
+        let subject = examination.subject;
+        let known = |plant: Option<Plant>| {
+            plant.is_none_or(|plant| !subject.unknown.iter().any(|name| name == plant.name()))
+        };
+        for hypothesis in general(claim).into_iter().filter(|hypothesis| known(hypothesis.plant())) {
             tried.add(examination, hypothesis, deadline)?;
             // Reproduced to the rounding: no other one can be.
             if claim.is_some() && tried.is_reproduced() {
@@ -92,11 +100,13 @@ impl Check for Hypotheses {
             }
         }
         // A difference that begins somewhere is no mistake of the model: those are everywhere.
-        if (different || (inexact && everywhere)) && !tried.is_explained() {
-            search(examination, &mut tried, deadline)?;
+        if (different || (inexact && everywhere)) && !tried.is_settled() {
+            search(examination, &mut tried, deadline, &known)?;
             let layers = examination.reference.as_ref().map_or(0, |r| r.config().num_hidden_layers);
-            for hypothesis in layered(layers, claim) {
-                if tried.is_explained() {
+            for hypothesis in
+                layered(layers, claim).into_iter().filter(|hypothesis| known(hypothesis.plant()))
+            {
+                if tried.is_settled() {
                     break;
                 }
                 tried.add(examination, hypothesis, deadline)?;
@@ -107,7 +117,11 @@ impl Check for Hypotheses {
         }
         let fits = tried.fits();
         let far = if claim.is_some() { inexact } else { mean(&tried.right.kl) >= UNEXPLAINED };
-        let findings = tried.findings(self.id(), &fits, overall, far && everywhere);
+        let mut findings = tried.findings(self.id(), &fits, overall, far && everywhere);
+        // Nobody has thought of it: then at least where it sits.
+        if (different || (inexact && everywhere)) && !tried.is_explained() {
+            findings.extend(first_token::look(self.id(), examination, overall));
+        }
         let left = match tried.left_out {
             0 => String::new(),
             left_out => format!("; {left_out} not tried for lack of time (see --depth)"),
@@ -154,10 +168,15 @@ fn is_everywhere<'a>(positions: impl Iterator<Item = &'a PositionScore>, claimed
 }
 
 /// Mistakes whose strength can be any number, in the strength that is nearest to the server.
-fn search(examination: &mut Examination<'_>, tried: &mut Tried, deadline: Instant) -> Result<(), String> {
+fn search(
+    examination: &mut Examination<'_>,
+    tried: &mut Tried,
+    deadline: Instant,
+    known: &dyn Fn(Option<Plant>) -> bool,
+) -> Result<(), String> {
     let claim = examination.evidence.claim;
     let screened = mean(&tried.right.kl[..SCREENED.min(tried.right.kl.len())]);
-    for (mistake, range) in continuous() {
+    for (mistake, range) in continuous().filter(|(mistake, _)| known(mistake.plant())) {
         let measure = |strength: f64| -> Option<f64> {
             if Instant::now() > deadline {
                 return None;
@@ -170,7 +189,8 @@ fn search(examination: &mut Examination<'_>, tried: &mut Tried, deadline: Instan
                 .map(|(observed, _)| compare(&mut scorer, observed).map_or(1.0, |score| score.mean_kl()));
             Some(mean(&distances.collect::<Vec<_>>()))
         };
-        let worth = |least: f64| least <= (1.0 - EXPLAINED_PARTLY / 2.0) * screened;
+        // A grid is coarse: what is no worse than the right model there may be far better between two points.
+        let worth = |least: f64| least <= NO_WORSE * screened;
         let found = strength::nearest(range, worth, measure);
         if let Some(hypothesis) = found.and_then(|found| in_strength(mistake, found, None, claim)) {
             tried.add(examination, hypothesis, deadline)?;

@@ -3,7 +3,7 @@
 /// Strengths that are tried first, evenly on a logarithmic scale.
 const GRID: usize = 7;
 /// Steps of the search between the best one's neighbours: each leaves 62 % of the interval.
-const STEPS: usize = 9;
+const STEPS: usize = 12;
 
 /// The strength in `range` with the smallest distance, by a grid and then golden sections (Kiefer, "Sequential minimax search for
 /// a maximum", Proceedings of the AMS 4, 1953) of the logarithm. `distance` gives `None` when it can't be measured any more; the
@@ -41,7 +41,19 @@ pub(super) fn nearest(
         };
         if at_left < at_right { b = right } else { a = left }
     }
-    best.map(|(at, _)| at.exp())
+    // People choose round numbers, and a search comes near them.
+    if let Some((at, _)) = best {
+        for round in [rounded(at.exp(), 1), rounded(at.exp(), 2)] {
+            measure(round.ln(), &mut best);
+        }
+    }
+    best.map(|(at, _)| rounded(at.exp(), 9))
+}
+
+/// To so many significant digits.
+fn rounded(value: f64, digits: usize) -> f64 {
+    // Rust writes and reads decimal numbers exactly.
+    format!("{value:.*e}", digits - 1).parse().unwrap_or(value)
 }
 
 #[cfg(test)]
@@ -54,6 +66,14 @@ mod tests {
             let found =
                 nearest([1e-3, 100.0], |_| true, |x| Some((x.ln() - f64::ln(truth)).powi(2))).unwrap();
             assert!((found / truth - 1.0).abs() < 0.02, "{found} for {truth}");
+        }
+    }
+
+    #[test]
+    fn round_numbers_are_found_to_the_digit() {
+        for truth in [1e5, 0.0015, 1.3] {
+            let found = nearest([1e-3, 1e8], |_| true, |x| Some((x.ln() - f64::ln(truth)).abs())).unwrap();
+            assert_eq!(found, truth);
         }
     }
 

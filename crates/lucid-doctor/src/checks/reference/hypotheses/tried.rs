@@ -78,6 +78,11 @@ impl Tried {
         self.fits().contains(&Fit::Fits)
     }
 
+    /// Whether there is nothing left to look for: a server that declares its arithmetic is reproduced, any other one explained.
+    pub(super) fn is_settled(&self) -> bool {
+        if self.claimed { self.is_reproduced() } else { self.is_explained() }
+    }
+
     /// Whether the last one reproduces every answer to the rounding.
     pub(super) fn is_reproduced(&self) -> bool {
         let last = self.distances.last();
@@ -118,7 +123,11 @@ impl Tried {
                 .detail(format!("Tried: {}. It is something else.", names.join(", ")))
                 // Mistakes that nobody has thought of look the same: no more than a hint.
                 .suggests("wrong-checkpoint", if mild { 2.5 } else { 1.5 })
-                .suggests("attention-kernel", if mild { 1.5 } else { 2.5 }),
+                .suggests("attention-kernel", if mild { 1.5 } else { 2.5 })
+                .suggests("moe-routing", 1.0)
+                .suggests("quantization-loader", 1.0)
+                .suggests("rope-scaling", 1.0)
+                .suggests("tp-sharding", 1.0),
             );
         } else if unexplained {
             let title = "The server is near the checkpoint, but does not compute with these weights";
@@ -132,7 +141,10 @@ impl Tried {
                     .confidence(if self.claimed { 0.99 } else { 0.9 })
                     // A mistake of the model that nobody has thought of looks the same.
                     .suggests("wrong-checkpoint", 5.0)
-                    .suggests("quantization-loader", 2.0),
+                    .suggests("quantization-loader", 3.0)
+                    .suggests("moe-routing", 2.0)
+                    .suggests("rope-scaling", 1.0)
+                    .suggests("attention-kernel", 1.0),
             );
         }
         findings
