@@ -4,6 +4,7 @@
 //! it would examine any other server, and [`Score`] counts.
 
 mod catalogue;
+mod learn;
 mod ledger;
 mod machine;
 mod outcome;
@@ -12,6 +13,7 @@ mod run;
 mod score;
 
 pub use catalogue::{CATALOGUE, Case, Setup, find};
+pub use learn::{Fitness, Learned, Lesson, learn};
 pub use ledger::{Ledger, LedgerError};
 pub use machine::Machine;
 pub use outcome::{CheckCost, Outcome};

@@ -422,6 +422,9 @@ pub struct Drill {
     /// Run nothing: score the outcomes of these files, the causes ranked as they are today
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["faults", "outcomes"])]
     pub score: Vec<PathBuf>,
+    /// Learn weights from the outcomes of --score; written if they do better on the seed and the faults that they don't know
+    #[arg(long, value_name = "FILE", requires = "score")]
+    pub learn: Option<PathBuf>,
     /// Write a page with the confusion matrix
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,

@@ -406,3 +406,52 @@ fn a_reference_is_recorded() {
     fs::write(&prompts, "\n").unwrap();
     assert_refused(&run(&[]), &["has no lines"]);
 }
+
+/// A drill goes on where its file of outcomes ends, and scores what several files hold.
+#[test]
+fn a_drill_keeps_its_outcomes_and_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("outcomes.jsonl");
+    let path = file.to_str().unwrap();
+    let drill = |runs: &str| {
+        lucid(&["drill", "--runs", runs, "--outcomes", path, "healthy-machine*", "machine-killed-log"])
+    };
+    let first = drill("1");
+    let stdout = String::from_utf8(first.stdout).unwrap();
+    assert_eq!(first.status.code(), Some(0), "{stdout}");
+    assert!(
+        stdout.contains("✓ machine-killed-log") && stdout.contains("3/3") && stdout.contains("1 of 1"),
+        "{stdout}"
+    );
+    assert_eq!(fs::read_to_string(&file).unwrap().lines().count(), 3);
+    let second = drill("2");
+    assert!(String::from_utf8_lossy(&second.stderr).contains("3 of 6 runs are in the file already"));
+    assert_eq!(fs::read_to_string(&file).unwrap().lines().count(), 6);
+    let scored = lucid(&["drill", "--json", "--score", path, path]);
+    let score: serde_json::Value = serde_json::from_slice(&scored.stdout).unwrap();
+    assert_eq!((&score["top_1"]["passed"], &score["false_alarms"]["trials"]), (&4.into(), &8.into()));
+    // Two seeds of one fault teach too little to be written.
+    let lesson = folder.path().join("weights.toml");
+    let learned = lucid(&["drill", "--score", path, "--learn", lesson.to_str().unwrap()]);
+    assert_eq!((learned.status.code(), lesson.exists()), (Some(1), false));
+    assert!(String::from_utf8_lossy(&learned.stdout).contains("chosen weights stay"));
+    fs::write(&file, "a shopping list\n").unwrap();
+    assert_refused(&drill("1"), &["outcomes.jsonl", "line 1"]);
+}
+
+#[test]
+fn a_record_that_is_none_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("record.json");
+    fs::write(&path, "{\"schema\": 1}").unwrap();
+    let refused = |arguments: &[&str], words: &[&str]| {
+        let mut all = vec!["doctor", "--endpoint", "http://127.0.0.1:1"];
+        all.extend(arguments);
+        assert_refused(&lucid(&all), words);
+    };
+    refused(&["--reference", path.to_str().unwrap()], &["record.json", "lucid reference"]);
+    refused(&["--reference", "/no/such/record"], &["/no/such/record"]);
+    refused(&["--against", "http://127.0.0.1:1"], &["cannot record", "127.0.0.1:1"]);
+    refused(&["--record", path.to_str().unwrap()], &["cannot record"]);
+    assert_refused(&lucid(&["doctor", "--reference", "x"]), &["--endpoint"]);
+}

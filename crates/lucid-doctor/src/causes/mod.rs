@@ -1,8 +1,8 @@
 //! Ranks the causes by the findings for and against them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::knowledge::{CauseEntry, causes};
+use crate::knowledge::{CauseEntry, LearnedWeight, causes, learned};
 use crate::report::{Cause, Finding, Remedy, Severity};
 use crate::subject::Symptom;
 
@@ -15,8 +15,13 @@ pub struct Ranking {
     pub something_else: f64,
 }
 
-/// Causes less likely than this are not listed.
+/// Causes less likely than this are not listed,
 const LEAST: f64 = 0.02;
+/// but for the first three, if they are likelier than this: whoever finds the first one innocent goes on with the next.
+const LEAST_OF_THREE: f64 = 0.002;
+
+/// Log-odds that a benign cause loses where something else is surely wrong.
+const BENIGN: f64 = 3.0;
 
 /// Log-odds that a symptom adds to the causes that can produce it, and takes from the others.
 const SYMPTOM: f64 = 1.5;
@@ -29,11 +34,42 @@ const SYMPTOM: f64 = 1.5;
 ///
 /// A cause that no finding speaks for is not listed, unless the symptom asks for it: then it was weighed, and the reader sees why
 /// it was found unlikely.
+///
+/// What drills taught (`knowledge/learned.toml`) is added last, to causes that something speaks for.
 #[must_use]
 pub fn rank(findings: &[Finding], symptom: Option<Symptom>) -> Ranking {
+    rank_with(findings, symptom, learned())
+}
+
+/// The class of a finding: its id; hypotheses of one outcome are one class, whatever the mistake, its strength and its layer.
+#[must_use]
+pub fn class_of(finding: &str) -> String {
+    match finding.strip_prefix("reference.hypotheses/").and_then(|slug| slug.rsplit_once('-')) {
+        Some((_, outcome @ ("fits" | "nearest" | "excluded"))) => format!("reference.hypotheses/*-{outcome}"),
+        _ => finding.to_owned(),
+    }
+}
+
+/// The scores of all causes that something speaks for, by chosen weights alone, in natural log-odds; the last one, without a name, is
+/// "something else". What learning starts from.
+#[must_use]
+pub fn chosen_scores(findings: &[Finding]) -> Vec<(String, f64)> {
+    let table = causes();
+    let scored = table.causes.iter().map(|cause| Scored::new(cause, findings, None, &[]));
+    let supported = scored.filter(Scored::supported).map(|scored| (scored.cause.id.clone(), scored.score));
+    supported.chain([(String::new(), table.something_else)]).collect()
+}
+
+fn rank_with(findings: &[Finding], symptom: Option<Symptom>, learned: &[LearnedWeight]) -> Ranking {
     let table = causes();
     let mut scored: Vec<Scored<'_>> =
-        table.causes.iter().map(|cause| Scored::new(cause, findings, symptom)).collect();
+        table.causes.iter().map(|cause| Scored::new(cause, findings, symptom, learned)).collect();
+    // What explains without accusing explains no error.
+    let error = findings.iter().any(|finding| {
+        let accuses = finding.suggests.iter().any(|suggestion| suggestion.weight > 0.0);
+        finding.severity == Severity::Error && finding.active != Some(false) && accuses
+    });
+    scored.iter_mut().filter(|scored| error && scored.cause.benign).for_each(|scored| scored.score -= BENIGN);
     // Without anything wrong, only what explains without accusing can be listed.
     let wrong = findings.iter().any(|finding| finding.severity > Severity::Info);
     scored.retain(|scored| (wrong && scored.asked_for) || scored.supported());
@@ -45,9 +81,12 @@ pub fn rank(findings: &[Finding], symptom: Option<Symptom>) -> Ranking {
     let total = scored.iter().map(|scored| scored.score.exp()).sum::<f64>() + table.something_else.exp();
     let listed = scored
         .into_iter()
-        .map(|scored| (scored.asked_for, scored.into_cause(total)))
-        .filter(|(asked_for, cause)| *asked_for || cause.probability >= LEAST)
-        .map(|(_, cause)| cause);
+        .enumerate()
+        .map(|(place, scored)| (place, scored.asked_for, scored.into_cause(total)))
+        .filter(|(place, asked_for, cause)| {
+            *asked_for || cause.probability >= if *place < 3 { LEAST_OF_THREE } else { LEAST }
+        })
+        .map(|(_, _, cause)| cause);
     Ranking { causes: listed.collect(), something_else: table.something_else.exp() / total }
 }
 
@@ -64,7 +103,12 @@ struct Scored<'a> {
 }
 
 impl<'a> Scored<'a> {
-    fn new(cause: &'static CauseEntry, findings: &'a [Finding], symptom: Option<Symptom>) -> Scored<'a> {
+    fn new(
+        cause: &'static CauseEntry,
+        findings: &'a [Finding],
+        symptom: Option<Symptom>,
+        learned: &[LearnedWeight],
+    ) -> Scored<'a> {
         let asked_for = symptom.is_some_and(|symptom| cause.explains.contains(&symptom));
         let mut scored = Scored {
             cause,
@@ -101,6 +145,10 @@ impl<'a> Scored<'a> {
             }
         }
         scored.score += strongest.values().sum::<f64>();
+        let classes: BTreeSet<String> = findings.iter().map(|finding| class_of(&finding.id)).collect();
+        let taught =
+            learned.iter().filter(|weight| weight.cause == cause.id && classes.contains(&weight.finding));
+        scored.score += taught.map(|weight| weight.weight).sum::<f64>();
         scored
     }
 
@@ -132,6 +180,38 @@ impl<'a> Scored<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_benign_explains_no_error() {
+        let slow =
+            Finding::new("logs.signatures", "wait", Severity::Info, "x").suggests("slow-start-benign", 3.0);
+        let hang =
+            Finding::new("logs.signatures", "watchdog", Severity::Error, "x").suggests("collectives", 2.0);
+        let first = |findings: &[Finding]| rank(findings, None).causes[0].id.clone();
+        assert_eq!(first(std::slice::from_ref(&slow)), "slow-start-benign");
+        assert_eq!(first(&[slow, hang]), "collectives");
+    }
+
+    #[test]
+    fn what_was_learned_is_added_to_what_was_chosen() {
+        let findings =
+            [Finding::new("endpoint.cold-warm", "x", Severity::Error, "x").suggests("prefix-cache", 5.0)];
+        let weight = |finding: &str, weight| LearnedWeight {
+            finding: finding.to_owned(),
+            cause: "prefix-cache".to_owned(),
+            weight,
+        };
+        let probability =
+            |learned: &[LearnedWeight]| rank_with(&findings, None, learned).causes[0].probability;
+        let chosen = probability(&[]);
+        assert!(probability(&[weight("endpoint.cold-warm/x", 1.0)]) > chosen);
+        assert_eq!(probability(&[weight("endpoint.cold-warm/y", 1.0)]), chosen, "another finding");
+        assert_eq!(class_of("reference.hypotheses/rope-half-split-fits"), "reference.hypotheses/*-fits");
+        assert_eq!(
+            class_of("reference.hypotheses/first-token-right"),
+            "reference.hypotheses/first-token-right"
+        );
+    }
 
     fn rank_ids(ids: &[&str]) -> Ranking {
         let findings: Vec<Finding> = ids

@@ -34,7 +34,7 @@ fn recorded(reference: &Reference) -> Vec<(String, Observed)> {
             answer.usage.unwrap().prompt_tokens,
             "our rendering has the server's length"
         );
-        let observed = reference.observed(&prompt, &[], &scored, 1);
+        let observed = observed(&|name| reference.id(name), &prompt, &[], &scored, 1);
         assert_eq!(observed.observations.len(), 16, "every token of the answer is resolved");
         (recording["server"].as_str().unwrap().to_owned(), observed)
     };

@@ -58,6 +58,33 @@ static CAUSES: LazyLock<Causes> = LazyLock::new(|| {
         .unwrap_or_else(|error| panic!("knowledge/causes.toml: {error}"))
 });
 
+/// `knowledge/learned.toml`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Learned {
+    weights: Vec<LearnedWeight>,
+}
+
+/// What drills taught that a class of findings adds for a cause.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LearnedWeight {
+    /// A class of findings, as `causes::class_of` names it.
+    pub(crate) finding: String,
+    pub(crate) cause: String,
+    pub(crate) weight: f64,
+}
+
+static LEARNED: LazyLock<Learned> = LazyLock::new(|| {
+    toml::from_str(include_str!("../../knowledge/learned.toml"))
+        .unwrap_or_else(|error| panic!("knowledge/learned.toml: {error}"))
+});
+
+/// What drills taught, parsed once.
+pub(crate) fn learned() -> &'static [LearnedWeight] {
+    &LEARNED.weights
+}
+
 /// The causes, parsed once.
 pub(crate) fn causes() -> &'static Causes {
     &CAUSES
@@ -66,6 +93,16 @@ pub(crate) fn causes() -> &'static Causes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_learned_is_about_known_causes() {
+        for weight in learned() {
+            assert!(causes().causes.iter().any(|cause| cause.id == weight.cause), "{weight:?}");
+            let check = weight.finding.split('/').next().unwrap();
+            assert!(crate::checks::registry().iter().any(|known| known.id() == check), "{weight:?}");
+            assert!(weight.weight.abs() < 6.0, "{weight:?}: more than a drill can teach");
+        }
+    }
 
     #[test]
     fn the_file_is_sound() {

@@ -4,6 +4,6 @@ mod causes;
 mod hypotheses;
 mod ladder;
 
-pub(crate) use causes::{CauseEntry, causes};
+pub(crate) use causes::{CauseEntry, LearnedWeight, causes, learned};
 pub(crate) use hypotheses::{Mistake, hypotheses};
 pub(crate) use ladder::{Haystack, Judge, Rung, ladder};

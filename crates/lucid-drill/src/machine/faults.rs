@@ -23,6 +23,9 @@ pub(super) struct Left {
 const FITTING: &str =
     "--reasoning-parser kimi_k2 --enable-auto-tool-choice --tool-call-parser kimi_k2 --trust-remote-code";
 
+/// A special token of the canary that ends texts, not turns.
+const OTHER_END: u64 = 3_841;
+
 fn serve(flags: &str) -> String {
     format!("vllm serve /{MODEL} {flags}")
 }
@@ -285,8 +288,13 @@ fn foreign_template(tree: &Tree, draws: &mut Random) -> io::Result<String> {
         tree.write(&path, template.replace("<|im_end|>", "<|eot_id|>"))?;
         return Ok("turns end with a token of another family".to_owned());
     }
-    change_json(tree, "generation_config.json", |config| config["eos_token_id"] = 3_841.into())?;
-    change_json(tree, "config.json", |config| config["eos_token_id"] = 3_841.into())?;
+    // Everywhere: vLLM takes the tokenizer's own end as well.
+    for file in ["generation_config.json", "config.json"] {
+        change_json(tree, file, |config| config["eos_token_id"] = OTHER_END.into())?;
+    }
+    change_json(tree, "tokenizer_config.json", |config| {
+        config["eos_token"] = config["added_tokens_decoder"][OTHER_END.to_string()]["content"].clone();
+    })?;
     Ok("another token than the template's ends answers".to_owned())
 }
 

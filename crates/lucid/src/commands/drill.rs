@@ -1,6 +1,7 @@
 //! `lucid drill`: plants known faults one by one, runs the doctor on each, and scores it.
 
 use std::io::IsTerminal;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,9 @@ pub fn run(arguments: &Drill) -> Result<ExitCode> {
     }
     let (outcomes, said) =
         if arguments.score.is_empty() { (examine(arguments)?, true) } else { (collected(arguments)?, false) };
+    if let Some(path) = &arguments.learn {
+        return learn(&outcomes, path);
+    }
     let score = Score::of(outcomes);
     if let Some(path) = &arguments.html {
         std::fs::write(path, lucid_drill::html(&score))
@@ -39,6 +43,28 @@ pub fn run(arguments: &Drill) -> Result<ExitCode> {
         anstream::print!("{score}");
     }
     Ok(ExitCode::from(u8::from(!score.all_right())))
+}
+
+/// `--learn`
+fn learn(outcomes: &[Outcome], path: &Path) -> Result<ExitCode> {
+    let Some(lesson) = lucid_drill::learn(outcomes) else {
+        bail!("nothing can be learned: known faults of two seeds are needed, one of them for the test");
+    };
+    anstream::print!("{lesson}");
+    if !lesson.helps() {
+        anstream::println!(
+            "The chosen weights stay: what was learned does no better on what it doesn't know."
+        );
+        return Ok(ExitCode::from(1));
+    }
+    std::fs::write(path, lesson.to_toml())
+        .with_context(|| format!("cannot write the weights to {}", path.display()))?;
+    anstream::println!(
+        "{} weights in {}; they are used once they stand in lucid-doctor/knowledge/learned.toml",
+        lesson.weights.len(),
+        path.display()
+    );
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Outcomes of earlier drills, with the causes as they would be ranked today.

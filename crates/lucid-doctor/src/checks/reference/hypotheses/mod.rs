@@ -100,8 +100,12 @@ impl Check for Hypotheses {
             }
         }
         // A difference that begins somewhere is no mistake of the model: those are everywhere.
-        if (different || (inexact && everywhere)) && !tried.is_settled() {
+        let wrong = different || (inexact && everywhere);
+        // A bf16 server that is near may be nearer to a model with a slightly wrong scale: no strength is usual there.
+        if (wrong || claim.is_none()) && !tried.is_settled() {
             search(examination, &mut tried, deadline, &known)?;
+        }
+        if wrong && !tried.is_settled() {
             let layers = examination.reference.as_ref().map_or(0, |r| r.config().num_hidden_layers);
             for hypothesis in
                 layered(layers, claim).into_iter().filter(|hypothesis| known(hypothesis.plant()))
@@ -119,7 +123,7 @@ impl Check for Hypotheses {
         let far = if claim.is_some() { inexact } else { mean(&tried.right.kl) >= UNEXPLAINED };
         let mut findings = tried.findings(self.id(), &fits, overall, far && everywhere);
         // Nobody has thought of it: then at least where it sits.
-        if (different || (inexact && everywhere)) && !tried.is_explained() {
+        if wrong && !tried.is_explained() {
             findings.extend(first_token::look(self.id(), examination, overall));
         }
         let left = match tried.left_out {
@@ -194,6 +198,9 @@ fn search(
         let found = strength::nearest(range, worth, measure);
         if let Some(hypothesis) = found.and_then(|found| in_strength(mistake, found, None, claim)) {
             tried.add(examination, hypothesis, deadline)?;
+            if tried.is_settled() {
+                break;
+            }
         }
     }
     Ok(())

@@ -34,12 +34,19 @@ pub(super) fn nearest(
     }
     let golden = (5.0_f64.sqrt() - 1.0) / 2.0;
     let (mut a, mut b) = ((center - step).max(low), (center + step).min(high));
+    let inner = |a: f64, b: f64| (b - golden * (b - a), a + golden * (b - a));
+    let (left, right) = inner(a, b);
+    let mut known = (measure(left, &mut best), measure(right, &mut best));
     for _ in 0..STEPS {
-        let (left, right) = (b - golden * (b - a), a + golden * (b - a));
-        let (Some(at_left), Some(at_right)) = (measure(left, &mut best), measure(right, &mut best)) else {
-            break;
-        };
-        if at_left < at_right { b = right } else { a = left }
+        let (Some(at_left), Some(at_right)) = known else { break };
+        // One of the two inner points is one of the next two.
+        if at_left < at_right {
+            b = inner(a, b).1;
+            known = (measure(inner(a, b).0, &mut best), Some(at_left));
+        } else {
+            a = inner(a, b).0;
+            known = (Some(at_right), measure(inner(a, b).1, &mut best));
+        }
     }
     // People choose round numbers, and a search comes near them.
     if let Some((at, _)) = best {

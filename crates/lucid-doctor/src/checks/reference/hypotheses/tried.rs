@@ -9,6 +9,9 @@ use crate::evidence::{Examination, compare};
 use crate::report::html::nats;
 use crate::report::{Finding, ProofKind, Severity};
 
+/// What it says against a cause that none of its known mistakes explains the difference: others are thinkable.
+const EXCLUDED: f64 = -1.5;
+
 /// Hypotheses with the distances under them.
 pub(super) struct Tried {
     pub(super) right: Distances,
@@ -140,7 +143,7 @@ impl Tried {
                     ))
                     .confidence(if self.claimed { 0.99 } else { 0.9 })
                     // A mistake of the model that nobody has thought of looks the same.
-                    .suggests("wrong-checkpoint", 5.0)
+                    .suggests("wrong-checkpoint", 4.0)
                     .suggests("quantization-loader", 3.0)
                     .suggests("moe-routing", 2.0)
                     .suggests("rope-scaling", 1.0)
@@ -206,7 +209,7 @@ impl Tried {
                     Severity::Info,
                     format!("The known mistake `{}` does not explain it", hypothesis.name),
                 );
-                if self.is_cause_excluded(cause) { finding.suggests(cause, -3.0) } else { finding }
+                if self.is_cause_excluded(cause) { finding.suggests(cause, EXCLUDED) } else { finding }
             }
             _ => return None,
         })
