@@ -239,7 +239,6 @@ impl Plant {
                 | Plant::Nvfp4GlobalScaleInverted
                 | Plant::Nvfp4ScalesSwizzled
                 | Plant::Nvfp4NibblesSwapped
-                | Plant::Nvfp4ScalesFolded
                 | Plant::WeightsRequantized4Bit
                 | Plant::KvScaleMissingOnRead
                 | Plant::BatchCrossTalk
