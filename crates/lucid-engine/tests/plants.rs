@@ -8,7 +8,8 @@ use std::sync::mpsc::channel;
 use goldens::canary;
 use lucid_checkpoint::TokenId;
 use lucid_engine::{
-    Engine, EngineOptions, Event, Finish, Mode, Plant, Planted, Request, Scorer, Semantics, SemanticsOptions,
+    Dosage, Engine, EngineOptions, Event, Finish, Mode, Plant, Planted, Request, Scorer, Semantics,
+    SemanticsOptions,
 };
 
 const SEEDS: [u64; 3] = [1, 2, 3];
@@ -48,6 +49,26 @@ fn faults_of_the_model_change_its_distributions() {
         assert!(semantics.plant.unwrap().starts_with(planted.plant.name()));
         assert_eq!(scores("capital", Some(planted)).unwrap().1, wrong, "{planted}: a seed is one instance");
     }
+}
+
+/// YaRN's magnitude is `0.1 ln(factor) + 1`, and the scale has its square: without it is the same as divided by it.
+#[test]
+fn strengths_mean_what_they_say() {
+    let with = |plant, strength| Some(Planted { plant, dosage: Dosage::Strength(strength, None) });
+    let magnitude = 0.1 * 4f64.ln() + 1.0;
+    let missing = scores("capital", Some(Plant::YarnMscaleMissing.into())).unwrap().1;
+    let divided = scores("capital", with(Plant::SoftmaxScale, 1.0 / magnitude.powi(2))).unwrap().1;
+    assert!(largest(&missing, &divided) < 1e-4, "{}", largest(&missing, &divided));
+    // What the config says is no fault.
+    for (plant, own) in
+        [(Plant::RopeThetaDefault, 50_000.0), (Plant::RoutedScalingMissing, 2.827), (Plant::RmsNormEps, 1e-5)]
+    {
+        assert!(scores("capital", with(plant, own)).is_err(), "{plant}");
+    }
+    assert!(scores("capital", with(Plant::ExpertTopKMinusOne, 4.0)).is_err(), "no expert is left");
+    let right = scores("capital", None).unwrap().1;
+    let more = scores("capital", with(Plant::ExpertTopKMinusOne, -1.0)).unwrap().1;
+    assert!(largest(&right, &more) > 1e-3);
 }
 
 #[test]

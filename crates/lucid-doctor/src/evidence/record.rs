@@ -293,7 +293,8 @@ mod tests {
             record.check()
         };
         assert_eq!(record(&|_| {}), Ok(()));
-        let wrong: [(&dyn Fn(&mut Record), &str); 5] = [
+        type Change = dyn Fn(&mut Record);
+        let wrong: [(&Change, &str); 5] = [
             (&|r| r.schema = 2, "schema"),
             (&|r| r.passages.clear(), "nothing"),
             (&|r| r.passages[0].prompt = 9, "9 of 4"),
