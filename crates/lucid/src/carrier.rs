@@ -125,7 +125,7 @@ fn no_option(flag: &str, name: &str) -> Result<()> {
 }
 
 /// A word for a POSIX shell.
-fn quoted(word: &str) -> String {
+pub fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 

@@ -10,7 +10,7 @@ use lucid_doctor::{MachineEvidence, Sources};
 use lucid_logs::{ContainerTool, Source};
 
 use crate::arguments::MachineArguments;
-use crate::carrier::Carrier;
+use crate::carrier::{Carrier, quoted};
 use crate::progress::ProgressLine;
 
 /// Standard input is read up to this many bytes; a file has no limit.
@@ -98,8 +98,8 @@ pub fn fetch(
     checkpoint: Option<&Path>,
     line: &mut ProgressLine,
 ) -> Result<MachineEvidence> {
-    line.say(&format!("gathering through {carrier}"));
-    let mut evidence = carrier.collect(&words(arguments, checkpoint))?;
+    let mut words = words(arguments, checkpoint);
+    let mut outside = None;
     if let (Some(pod), true) = (&arguments.pod, arguments.host.is_none()) {
         let (namespace, pod, container) = Carrier::pod_name(pod)?;
         let log = Source::Kubernetes {
@@ -110,7 +110,23 @@ pub fn fetch(
         };
         let sources =
             Sources { pod: Some((namespace, pod, container)), logs: vec![log], ..Sources::default() };
-        evidence.fill(lucid_doctor::gather(&sources, &mut |what, _| line.say(what)));
+        outside = Some(lucid_doctor::gather(&sources, &mut |what, _| line.say(what)));
+    }
+    // Only inside are config.json and the engine's own flags; which of them count, the command says, and that is known outside.
+    let command = outside.as_ref().map(|outside| outside.deployment.command.as_slice()).unwrap_or_default();
+    let told = !command.is_empty() && arguments.command.is_none() && arguments.pid.is_none();
+    if told {
+        let command: Vec<String> = command.iter().map(|word| quoted(word)).collect();
+        words.extend(["--command".to_owned(), command.join(" ")]);
+    }
+    line.say(&format!("gathering through {carrier}"));
+    let mut evidence = carrier.collect(&words)?;
+    if let Some(outside) = outside {
+        if told {
+            // A command is less than the container with its restarts and probes.
+            evidence.patient = None;
+        }
+        evidence.fill(outside);
     }
     Ok(evidence)
 }
