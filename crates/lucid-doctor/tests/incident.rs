@@ -5,11 +5,14 @@
 
 mod machine;
 
+use std::io::{Cursor, Write};
 use std::path::{Path, PathBuf};
 
 use lucid_doctor::{Report, Severity, Sources, Subject, Symptom, Verdict, archive, diagnose, gather};
 use lucid_logs::Source;
 use machine::Machine;
+use zip::ZipWriter;
+use zip::write::SimpleFileOptions;
 
 fn report(sources: &Sources, symptom: Option<Symptom>) -> Report {
     let evidence = gather(sources, &mut |_, _| {});
@@ -152,4 +155,18 @@ fn damaged_archives_are_refused_by_name() {
         let error = archive::unpack(&packed[..length], Path::new("evidence.zip")).unwrap_err().to_string();
         assert!(error.contains("evidence.zip"), "{error}");
     }
+}
+
+#[test]
+fn an_archive_that_swells_is_refused() {
+    let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
+    let blank = vec![b' '; 1 << 20];
+    zip.start_file("manifest.json", SimpleFileOptions::default()).unwrap();
+    for _ in 0..=512 {
+        zip.write_all(&blank).unwrap();
+    }
+    let bytes = zip.finish().unwrap().into_inner();
+    assert!(bytes.len() < 1 << 20, "half a gigabyte in {} bytes", bytes.len());
+    let error = archive::unpack(&bytes, Path::new("evidence.zip")).unwrap_err().to_string();
+    assert!(error.contains("manifest.json: unpacks to more than"), "{error}");
 }
