@@ -19,6 +19,8 @@ mod layouts_avx2;
 #[cfg(target_arch = "x86_64")]
 mod layouts_avx512;
 #[cfg(target_arch = "x86_64")]
+mod nibble_values;
+#[cfg(target_arch = "x86_64")]
 mod number_blocks;
 #[cfg(target_arch = "x86_64")]
 mod packed;

@@ -11,6 +11,9 @@ use lucid_checkpoint::gguf::UNSIGNED_E4M3;
 use super::layouts::Layout;
 use super::layouts_avx2::{self, whole};
 use super::layouts_avx512;
+use super::nibble_values::{
+    DOUBLED_E2M1, FROM_0, FROM_MINUS_8, IQ4, doubled_e2m1, iq4_values, looked_up, looked_up_twice,
+};
 
 /// What such a block holds.
 pub(super) trait Block: Copy {
@@ -28,6 +31,17 @@ pub(super) trait Block: Copy {
     /// # Safety
     /// A block stands at `at`; the CPU has AVX2.
     unsafe fn numbers(at: *const u8, part: usize) -> __m128i;
+
+    /// The same as f32 numbers.
+    ///
+    /// # Safety
+    /// A block stands at `at`; the CPU has AVX-512 F, BW, VL and DQ.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn values(at: *const u8, part: usize) -> __m512 {
+        // SAFETY: promised by the caller.
+        layouts_avx512::whole(unsafe { Self::numbers(at, part) })
+    }
 
     /// The scale of these columns, eight times: a binary16 number at the block's beginning.
     ///
@@ -102,6 +116,13 @@ impl Block for Q4_0 {
         // SAFETY: 16 bytes of the block.
         _mm_sub_epi8(unsafe { half_nibbles(at.add(2), half) }, _mm_set1_epi8(8))
     }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn values(at: *const u8, part: usize) -> __m512 {
+        // SAFETY: codes of the block.
+        unsafe { looked_up(at.add(2), part, &FROM_MINUS_8) }
+    }
 }
 
 /// As Q4_0, but a number is added after the scale, and nothing is taken off.
@@ -117,6 +138,13 @@ impl Block for Q4_1 {
     unsafe fn numbers(at: *const u8, part: usize) -> __m128i {
         // SAFETY: 16 bytes of the block.
         unsafe { half_nibbles(at.add(4), part) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn values(at: *const u8, part: usize) -> __m512 {
+        // SAFETY: codes of the block.
+        unsafe { looked_up(at.add(4), part, &FROM_0) }
     }
 }
 
@@ -167,6 +195,13 @@ impl Block for Iq4Nl {
         // SAFETY: 16 bytes of the block.
         iq4_values(unsafe { half_nibbles(at.add(2), part) })
     }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn values(at: *const u8, part: usize) -> __m512 {
+        // SAFETY: codes of the block.
+        unsafe { looked_up(at.add(2), part, &IQ4) }
+    }
 }
 
 /// A byte that is a power of two, then sixteen bytes of E2M1 codes; the low nibbles are the first sixteen columns.
@@ -194,6 +229,13 @@ impl Block for Mxfp4 {
     unsafe fn numbers(at: *const u8, part: usize) -> __m128i {
         // SAFETY: 16 bytes of the block.
         doubled_e2m1(unsafe { half_nibbles(at.add(1), part) })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn values(at: *const u8, part: usize) -> __m512 {
+        // SAFETY: codes of the block.
+        unsafe { looked_up(at.add(1), part, &DOUBLED_E2M1) }
     }
 
     #[inline]
@@ -230,6 +272,13 @@ impl Block for Nvfp4 {
     }
 
     #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn values(at: *const u8, part: usize) -> __m512 {
+        // SAFETY: codes of the block.
+        unsafe { looked_up_twice(at.add(4 + 8 * part), &DOUBLED_E2M1) }
+    }
+
+    #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scale_avx2(at: *const u8, part: usize) -> __m256 {
         // SAFETY: a byte of the block. Halving is exact.
@@ -242,22 +291,6 @@ impl Block for Nvfp4 {
         // SAFETY: a byte of the block. Halving is exact.
         _mm512_set1_ps(0.5 * UNSIGNED_E4M3[usize::from(unsafe { *at.add(part) })])
     }
-}
-
-/// The values of IQ4_NL and IQ4_XS codes (`kvalues_iq4nl` of llama.cpp).
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn iq4_values(codes: __m128i) -> __m128i {
-    let values = _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
-    _mm_shuffle_epi8(values, codes)
-}
-
-/// E2M1 numbers are whole when doubled; there is no negative zero.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn doubled_e2m1(codes: __m128i) -> __m128i {
-    let doubled = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
-    _mm_shuffle_epi8(doubled, codes)
 }
 
 /// Of sixteen bits, sixteen bytes that are all ones or zero.
@@ -355,7 +388,7 @@ impl<B: Block> layouts_avx512::Load for Blocks<B> {
         unsafe {
             let at = self.at.add(block / B::SIXTEENS * B::BYTES);
             let scale = B::scale_avx512(at, block % B::SIXTEENS);
-            let values = _mm512_mul_ps(layouts_avx512::whole(B::numbers(at, block % B::SIXTEENS)), scale);
+            let values = _mm512_mul_ps(B::values(at, block % B::SIXTEENS), scale);
             if B::OFFSET {
                 return _mm512_add_ps(values, half_avx512(at.add(2)));
             }

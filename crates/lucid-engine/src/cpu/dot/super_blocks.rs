@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 use super::codes::Codes;
 use super::layouts_avx2::whole;
 use super::layouts_avx512;
-use super::number_blocks::iq4_values;
+use super::nibble_values::{FROM_0, IQ4, iq4_values, looked_up};
 
 /// Sixteens of columns in a block.
 const SIXTEENS: usize = 16;
@@ -25,6 +25,17 @@ pub(super) trait SuperBlock: Copy {
     /// # Safety
     /// A block stands there; the CPU has AVX2.
     unsafe fn numbers(at: *const u8, part: usize) -> __m128i;
+
+    /// The same as f32 numbers.
+    ///
+    /// # Safety
+    /// A block stands there; the CPU has AVX-512 F, BW, VL and DQ.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn values(at: *const u8, part: usize) -> __m512 {
+        // SAFETY: promised by the caller.
+        layouts_avx512::whole(unsafe { Self::numbers(at, part) })
+    }
 }
 
 impl<B: SuperBlock> Codes for B {
@@ -42,7 +53,7 @@ impl<B: SuperBlock> Codes for B {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     unsafe fn avx512(row: *const u8, block: usize) -> __m512 {
         // SAFETY: the row has this block, as the caller promises.
-        layouts_avx512::whole(unsafe { B::numbers(row.add(block / SIXTEENS * B::BYTES), block % SIXTEENS) })
+        unsafe { B::values(row.add(block / SIXTEENS * B::BYTES), block % SIXTEENS) }
     }
 }
 
@@ -138,6 +149,13 @@ impl SuperBlock for Q4K {
         // SAFETY: inside the block.
         unsafe { four_bits(at.add(16), part) }
     }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn values(at: *const u8, part: usize) -> __m512 {
+        // SAFETY: inside the block.
+        unsafe { looked_up(at.add(16 + part / 4 * 32 + part % 2 * 16), part / 2 % 2, &FROM_0) }
+    }
 }
 
 /// As Q4_K, with the fifth bits before the others.
@@ -189,5 +207,12 @@ impl SuperBlock for Iq4Xs {
     unsafe fn numbers(at: *const u8, part: usize) -> __m128i {
         // SAFETY: inside the block.
         iq4_values(unsafe { bits(at.add(8 + part / 2 * 16), part % 2 * 4, 15) })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn values(at: *const u8, part: usize) -> __m512 {
+        // SAFETY: inside the block.
+        unsafe { looked_up(at.add(8 + part / 2 * 16), part % 2, &IQ4) }
     }
 }
