@@ -14,28 +14,40 @@ use super::kernels::{
 };
 use crate::Error;
 
-/// The program's files, in the order in which they need each other.
-const SOURCES: [(&str, &str); 20] = [
-    ("numerics.cuh", include_str!("kernels/numerics.cuh")),
-    ("ring.cuh", include_str!("kernels/ring.cuh")),
-    ("formats.cuh", include_str!("kernels/formats.cuh")),
-    ("mma.cuh", include_str!("kernels/mma.cuh")),
-    ("bandwidth.cu", include_str!("kernels/bandwidth.cu")),
-    ("embedding.cu", include_str!("kernels/embedding.cu")),
-    ("tile.cu", include_str!("kernels/tile.cu")),
-    ("norm.cu", include_str!("kernels/norm.cu")),
-    ("matmul.cu", include_str!("kernels/matmul.cu")),
-    ("attention.cu", include_str!("kernels/attention.cu")),
-    ("attention_tensor.cu", include_str!("kernels/attention_tensor.cu")),
-    ("router.cu", include_str!("kernels/router.cu")),
-    ("experts.cu", include_str!("kernels/experts.cu")),
-    ("prefill.cu", include_str!("kernels/prefill.cu")),
-    ("pack.cu", include_str!("kernels/pack.cu")),
-    ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
-    ("hopper.cuh", include_str!("kernels/hopper.cuh")),
-    ("hopper.cu", include_str!("kernels/hopper.cu")),
-    ("expanded.cu", include_str!("kernels/expanded.cu")),
-    ("ranks.cu", include_str!("kernels/ranks.cu")),
+/// A file of the program: its name and its text.
+type Source = (&'static str, &'static str);
+
+macro_rules! sources {
+    ($($name:literal),+ $(,)?) => { [$(($name, include_str!(concat!("kernels/", $name)))),+] };
+}
+
+/// What the parts share, in the order in which the files need each other.
+const SHARED: [Source; 11] = sources![
+    "numerics.cuh",
+    "ring.cuh",
+    "formats.cuh",
+    "mma.cuh",
+    "product.cuh",
+    "visits.cuh",
+    "pages.cuh",
+    "pack.cuh",
+    "wgmma.cuh",
+    "hopper.cuh",
+    "hopper_kernels.cuh",
+];
+
+/// The parts of the program. They are compiled side by side: one after the other takes ten times as long as the slowest.
+const PARTS: [&[Source]; 10] = [
+    &sources!["prefill.cu"],
+    &sources!["experts.cu"],
+    &sources!["hopper_nvfp4.cu"],
+    &sources!["hopper_int4.cu"],
+    &sources!["hopper_f8.cu"],
+    &sources!["hopper_bf16.cu"],
+    &sources!["attention.cu", "attention_tensor.cu"],
+    &sources!["matmul.cu"],
+    &sources!["expanded.cu"],
+    &sources!["bandwidth.cu", "embedding.cu", "tile.cu", "norm.cu", "router.cu", "pack.cu", "ranks.cu"],
 ];
 
 /// What to do when the compiler is missing.
@@ -53,21 +65,23 @@ pub struct Sizes {
     pub terms: usize,
 }
 
-/// A loaded program.
+/// A loaded program: a module of the driver for each part.
 pub struct Module {
-    module: sys::CUmodule,
+    parts: Vec<sys::CUmodule>,
     gpu: Gpu,
 }
 
-// SAFETY: a handle of the driver, usable from any thread.
+// SAFETY: handles of the driver, usable from any thread.
 unsafe impl Send for Module {}
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: loaded in `Module::load`; its kernels are held beside it and go with it.
+        // SAFETY: loaded in `Module::load`; their kernels are held beside them and go with them.
         unsafe {
             let _ = self.gpu.make_current();
-            let _ = result::module::unload(self.module);
+            for &part in &self.parts {
+                let _ = result::module::unload(part);
+            }
         }
     }
 }
@@ -79,57 +93,79 @@ impl Module {
     /// When there is no cached program and no compiler, or the program can't be compiled or loaded.
     pub fn load(gpu: &Gpu, sizes: Sizes) -> Result<Module, Error> {
         gpu.make_current()?;
-        let source = source();
         let options = options(gpu.capability(), sizes);
-        let path = cache_folder().map(|folder| folder.join(file_name(gpu, &source, &options)));
-        if let Some(kept) = path.as_deref().and_then(|path| std::fs::read(path).ok()) {
+        let folder = cache_folder();
+        let mut module = Module { parts: Vec::new(), gpu: gpu.clone() };
+        let mut missing = Vec::new();
+        for part in PARTS {
+            let source = source(part);
+            let path = folder.as_ref().map(|folder| folder.join(file_name(gpu, part, &source, &options)));
+            let kept = path.as_deref().and_then(|path| std::fs::read(path).ok());
             // A damaged file is compiled anew.
-            if let Ok(module) = Module::from_machine_code(gpu, &kept) {
-                return Ok(module);
+            match kept.map(|code| load_machine_code(&code)) {
+                Some(Ok(loaded)) => module.parts.push(loaded),
+                _ => missing.push((source, path)),
             }
         }
-        let code = compile(&source, &options)?;
-        if let Some(path) = &path {
-            // Without a writable cache every start compiles: slower, nothing else.
-            let _ = keep(path, &code);
+        let compiled: Vec<Result<Vec<u8>, Error>> = std::thread::scope(|scope| {
+            let options = &options;
+            let threads: Vec<_> =
+                missing.iter().map(|(source, _)| scope.spawn(move || compile(source, options))).collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            threads.into_iter().map(join).collect()
+        });
+        for (code, (_, path)) in compiled.into_iter().zip(&missing) {
+            let code = code?;
+            if let Some(path) = path {
+                // Without a writable cache every start compiles: slower, nothing else.
+                let _ = keep(path, &code);
+            }
+            module.parts.push(load_machine_code(&code)?);
         }
-        Module::from_machine_code(gpu, &code)
-    }
-
-    fn from_machine_code(gpu: &Gpu, code: &[u8]) -> Result<Module, Error> {
-        // The driver reads the image as long as its header says, so at least the header has to be one.
-        if !code.starts_with(b"\x7fELF") {
-            return Err(Error::Gpu {
-                doing: "loading kernels",
-                problem: "the compiled program is no ELF file".into(),
-            });
-        }
-        // SAFETY: an ELF image from NVRTC, written to the cache whole (see `keep`).
-        let module =
-            unsafe { result::module::load_data(code.as_ptr().cast()) }.map_err(failed("loading kernels"))?;
-        Ok(Module { module, gpu: gpu.clone() })
+        Ok(module)
     }
 
     /// One kernel.
     ///
     /// # Errors
-    /// When the program has none of that name.
+    /// When no part of the program has one of that name.
     pub fn kernel(&self, name: &str) -> Result<sys::CUfunction, Error> {
         let c_name = CString::new(name).unwrap_or_default();
-        // SAFETY: the module is loaded.
-        unsafe { result::module::get_function(self.module, c_name) }
-            .map_err(|error| Error::Gpu { doing: "loading kernels", problem: format!("{name}: {error}") })
+        let mut problem = "the program has no parts".to_owned();
+        for &part in &self.parts {
+            // SAFETY: the module is loaded.
+            match unsafe { result::module::get_function(part, c_name.clone()) } {
+                Ok(kernel) => return Ok(kernel),
+                Err(error) => problem = error.to_string(),
+            }
+        }
+        Err(Error::Gpu { doing: "loading kernels", problem: format!("{name}: {problem}") })
     }
 }
 
-/// All files as one program; the compiler's messages name the right file and line.
-fn source() -> String {
+fn load_machine_code(code: &[u8]) -> Result<sys::CUmodule, Error> {
+    // The driver reads the image as long as its header says, so at least the header has to be one.
+    if !code.starts_with(b"\x7fELF") {
+        return Err(Error::Gpu {
+            doing: "loading kernels",
+            problem: "the compiled program is no ELF file".into(),
+        });
+    }
+    // SAFETY: an ELF image from NVRTC, written to the cache whole (see `keep`); the GPU's context is current.
+    unsafe { result::module::load_data(code.as_ptr().cast()) }.map_err(failed("loading kernels"))
+}
+
+/// A part's files and those that all share as one text; the compiler's messages name the right file and line.
+fn source(part: &[Source]) -> String {
+    let files = SHARED.iter().chain(part);
     #[cfg(test)]
     if let Some(folder) = std::env::var_os("LUCID_KERNEL_SOURCES") {
         let read = |name: &str| std::fs::read_to_string(Path::new(&folder).join(name)).unwrap();
-        return SOURCES.iter().map(|(name, _)| format!("#line 1 \"{name}\"\n{}\n", read(name))).collect();
+        return files.map(|(name, _)| format!("#line 1 \"{name}\"\n{}\n", read(name))).collect();
     }
-    SOURCES.iter().map(|(name, text)| format!("#line 1 \"{name}\"\n{text}\n")).collect()
+    files.map(|(name, text)| format!("#line 1 \"{name}\"\n{text}\n")).collect()
 }
 
 fn options(capability: u32, sizes: Sizes) -> Vec<String> {
@@ -161,10 +197,12 @@ fn cache_folder() -> Option<PathBuf> {
 }
 
 /// Changes with anything that the machine code depends on.
-fn file_name(gpu: &Gpu, source: &str, options: &[String]) -> String {
+fn file_name(gpu: &Gpu, part: &[Source], source: &str, options: &[String]) -> String {
     let mut hash = DefaultHasher::new();
     (source, options).hash(&mut hash);
-    format!("sm_{}-driver-{}-{:016x}.cubin", gpu.capability(), gpu.driver_version(), hash.finish())
+    let name = part.first().map_or("", |(name, _)| name.trim_end_matches(".cu"));
+    let (gpu, driver) = (gpu.capability(), gpu.driver_version());
+    format!("{name}-sm_{gpu}-driver-{driver}-{:016x}.cubin", hash.finish())
 }
 
 /// Writes beside the place and renames: another process sees all of it or nothing.
@@ -249,7 +287,8 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda/kernels");
         for entry in std::fs::read_dir(folder).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();
-            assert!(SOURCES.iter().any(|(known, _)| *known == name), "{name} is compiled by nobody");
+            let mut known = SHARED.iter().chain(PARTS.into_iter().flatten());
+            assert!(known.any(|(known, _)| *known == name), "{name} is compiled by nobody");
         }
     }
 
@@ -266,8 +305,16 @@ mod tests {
         for capability in [80, 90, 100, 120] {
             for terms in [1, 3] {
                 let sizes = Sizes { latent: 512, rope: 64, terms };
-                let code = compile(&source(), &options(capability, sizes)).unwrap();
-                assert!(code.starts_with(b"\x7fELF"), "sm_{capability}, {terms}");
+                let options = options(capability, sizes);
+                std::thread::scope(|scope| {
+                    for part in PARTS {
+                        let options = &options;
+                        scope.spawn(move || {
+                            let code = compile(&source(part), options).unwrap();
+                            assert!(code.starts_with(b"\x7fELF"), "{}, sm_{capability}, {terms}", part[0].0);
+                        });
+                    }
+                });
             }
         }
     }

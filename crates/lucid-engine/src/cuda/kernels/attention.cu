@@ -3,15 +3,7 @@
 // The unit of the sums is half a page, 32 tokens: its scores, one a lane, its maximum, its weighted sum; units are then merged in
 // order. Whether they run one after the other (attend) or side by side (attend_units, merge_units) does not change a bit.
 
-#define WIDTH (LATENT + ROPE)
-#define PAGE_TOKENS 64
 #define UNIT 32
-
-// One row of a step.
-struct Row {
-    u32 position;
-    u32 table;  // where its sequence's pages begin in `pages`
-};
 
 // Two neighbouring columns, as they are stored: loads of many go out before the first is unpacked.
 template <typename T>

@@ -47,8 +47,6 @@ __device__ __forceinline__ void load_transposed(u32 (&m)[4], const void* at) {
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(at)) : "memory");
 }
 
-__device__ __forceinline__ u32 pack_bf16(float low, float high) { return f32_to_bf16(low) | (u32)f32_to_bf16(high) << 16; }
-
 __device__ __forceinline__ void fetch_page(u8* to, const u16* cache, u32 page) {
     const u8* from = (const u8*)(cache + (u64)page * PAGE_TOKENS * WIDTH);
     for (u32 i = threadIdx.x; i < PAGE_TOKENS * WIDTH / 8; i += THREADS)

@@ -1,41 +1,5 @@
 // Experts: down · (silu(gate · x) ⊙ (up · x)), grouped by expert, so that an expert's weights are read once for all its visitors.
 
-struct ExpertWeight {
-    const u8* values;  // [experts, rows, cols] as stored, or tiled with the scales inside
-    const u8* scales;
-    const float* global_scales;  // [experts]
-    u64 value_stride;            // bytes from one expert to the next
-    u64 scale_stride;
-};
-
-// An expert and its visits: count of them, from `first` on.
-struct Visit {
-    u32 expert, first, count, unused;
-};
-
-// Who visits whom (see router.cu). `slots` null: one expert, number 0, and every token visits it.
-struct Visits {
-    const uint4* slots;
-    const u32* tokens;
-    u32 count;
-};
-
-__device__ __forceinline__ bool find_visit(const Visits& visits, u32 slot, Visit& visit) {
-    if (!visits.slots) {
-        visit = Visit{0, 0, visits.count, 0};
-        return true;
-    }
-    // One load: everything else waits for it. From the second level, as another kernel's blocks may have left an old list in the
-    // first.
-    uint4 words = __ldcg(visits.slots + slot);
-    visit = Visit{words.x, words.y, words.z, 0};
-    return visit.count > 0;
-}
-
-__device__ __forceinline__ u32 token_of(const Visits& visits, u32 visit) {
-    return visits.tokens ? visits.tokens[visit] : visit;
-}
-
 // The plain versions, for any layout: a warp computes one row for one visit. grid (rows / 8, slots), 256 threads.
 // x: [tokens, 3, cols] in `order`; activated: [visits, 3, rows] in `out_order`.
 extern "C" __global__ void experts_gate_up_plain(int layout, ExpertWeight gate, ExpertWeight up, u32 rows, u32 cols,
@@ -75,12 +39,6 @@ extern "C" __global__ void experts_down_plain(int layout, ExpertWeight down, u32
         sum = warp_sum(sum) * down.global_scales[e];
         if (threadIdx.x % 32 == 0) y[(u64)v * rows + row] = sum;
     }
-}
-
-// The tiles of sixteen rows from `row` on; rows past the end repeat the last tile and are not stored.
-template <typename Format>
-__device__ __forceinline__ const u8* tiles_of(const ExpertWeight& w, u64 expert, u32 rows, u32 cols, u32 row) {
-    return w.values + expert * w.value_stride + (u64)(min(row, rows - 1) / 16) * (cols / 128) * Format::BYTES;
 }
 
 // S stages of C tiles for each of R row tiles.

@@ -1,5 +1,7 @@
 extern __shared__ __align__(128) u8 block_memory[];
 
+#define CHUNK 128  // columns of a step, where weights are in tiles of so many
+
 // The forms in which weights meet the tensor cores: each a struct that holds a thread's part of a tile of 16 rows by 128 columns
 // (see mma.cuh for the order), with
 //   BYTES   of a tile
@@ -202,6 +204,30 @@ struct Bf16 {
     }
     __device__ __forceinline__ void unpack(u32 (&a)[8], int word, const Factors&) const {
         const uint4 &l = low[word], &h = high[word];
+        a[0] = l.x;
+        a[1] = h.x;
+        a[2] = l.y;
+        a[3] = h.y;
+        a[4] = l.z;
+        a[5] = h.z;
+        a[6] = l.w;
+        a[7] = h.w;
+    }
+    __device__ __forceinline__ float2 scale(int) const { return make_float2(1.0f, 1.0f); }
+};
+
+// bf16 weights: words are taken from shared memory when their turn comes, all at once would take too many registers.
+struct Bf16Late {
+    static const int BYTES = Bf16::BYTES;
+    static const bool SCALED = false;
+    static __device__ __forceinline__ float unit() { return 1.0f; }
+    const uint4 *low, *high;
+    __device__ __forceinline__ void load(const u8* low_tile, u32 low_half, const u8* high_tile, u32 high_half, u32 lane) {
+        low = (const uint4*)(low_tile + 512 * low_half) + lane;
+        high = (const uint4*)(high_tile + 512 * high_half) + lane;
+    }
+    __device__ __forceinline__ void unpack(u32 (&a)[8], int word, const Factors&) const {
+        uint4 l = low[BF16_TILE_BYTES / 16 * word], h = high[BF16_TILE_BYTES / 16 * word];
         a[0] = l.x;
         a[1] = h.x;
         a[2] = l.y;

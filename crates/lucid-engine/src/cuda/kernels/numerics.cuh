@@ -44,6 +44,8 @@ __device__ __forceinline__ u16 f32_to_bf16(float x) {
     return bits;
 }
 
+__device__ __forceinline__ u32 pack_bf16(float low, float high) { return f32_to_bf16(low) | (u32)f32_to_bf16(high) << 16; }
+
 __device__ __forceinline__ float f16_to_f32(u16 bits) {
     float x;
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));

@@ -4,7 +4,6 @@
 // Order of the sums, tile by tile and slice by slice, and the instruction are those of decoding (mma.cuh), so the bits are the
 // same: a prompt may be cut anywhere. bf16 activations only, and from Hopper on.
 
-#define CHUNK 128             // columns of a step
 #define PREFILL_VECTORS 64    // of a block
 #define PREFILL_TILES (PREFILL_VECTORS / 8)
 #define VECTOR_PITCH 320      // bytes of a chunk of a vector: two neighbours' four pieces lie in different banks

@@ -1,4 +1,4 @@
-// The kernels for prompts on Hopper (see hopper.cuh).
+// The kernels for prompts on Hopper (see hopper.cuh), for any form of weights.
 
 // grid (multiprocessors), 384 threads; row blocks are M times 64 rows of gate and the same of up.
 template <typename Format, int N>
@@ -78,30 +78,6 @@ __device__ __forceinline__ void down_hopper(const ExpertWeight& down, u32 rows, 
 #endif
 }
 
-// bf16 weights: words are taken from shared memory when their turn comes, all at once would take too many registers.
-struct Bf16Late {
-    static const int BYTES = Bf16::BYTES;
-    static const bool SCALED = false;
-    static __device__ __forceinline__ float unit() { return 1.0f; }
-    const uint4 *low, *high;
-    __device__ __forceinline__ void load(const u8* low_tile, u32 low_half, const u8* high_tile, u32 high_half, u32 lane) {
-        low = (const uint4*)(low_tile + 512 * low_half) + lane;
-        high = (const uint4*)(high_tile + 512 * high_half) + lane;
-    }
-    __device__ __forceinline__ void unpack(u32 (&a)[8], int word, const Factors&) const {
-        uint4 l = low[BF16_TILE_BYTES / 16 * word], h = high[BF16_TILE_BYTES / 16 * word];
-        a[0] = l.x;
-        a[1] = h.x;
-        a[2] = l.y;
-        a[3] = h.y;
-        a[4] = l.z;
-        a[5] = h.z;
-        a[6] = l.w;
-        a[7] = h.w;
-    }
-    __device__ __forceinline__ float2 scale(int) const { return make_float2(1.0f, 1.0f); }
-};
-
 // Row blocks of a band: their weights stay in the second-level cache while all vectors pass.
 #define BAND_BLOCKS 16
 
@@ -172,11 +148,6 @@ __device__ __forceinline__ void matmul_hopper(const Product& p, u32 heads, const
         matmul_hopper_##NAME##_##N(const __grid_constant__ Product p, u32 heads, const u8* packed, u32 count) {                   \
         matmul_hopper<FORMAT, N, COLUMNS>(p, heads, packed, count);                                                               \
     }
-MATMUL_HOPPER(Bf16Late, 32, bf16, 128)
-MATMUL_HOPPER(Nvfp4, CHUNK, nvfp4, 128)
-MATMUL_HOPPER(Int4, CHUNK, int4, 96)
-MATMUL_HOPPER(F8Blocks, CHUNK, f8, 96)
-
 #define EXPERTS_HOPPER(FORMAT, NAME, N)                                                                                    \
     extern "C" __global__ void __launch_bounds__(HOPPER_THREADS, 1)                                                        \
         experts_gate_up_##NAME##_hopper_##N(ExpertWeight gate, ExpertWeight up, u32 rows, u32 cols, const uint4* groups,   \
@@ -188,16 +159,3 @@ MATMUL_HOPPER(F8Blocks, CHUNK, f8, 96)
                                          float* y, u32 slices) {                                                           \
         down_hopper<FORMAT, N>(down, rows, cols, groups, packed, y, slices);                                               \
     }
-// The widths that `Pass::hopper_width` chooses from.
-EXPERTS_HOPPER(Nvfp4, nvfp4, 32)
-EXPERTS_HOPPER(Nvfp4, nvfp4, 64)
-EXPERTS_HOPPER(Nvfp4, nvfp4, 128)
-EXPERTS_HOPPER(Nvfp4, nvfp4, 192)
-EXPERTS_HOPPER(Int4, int4, 32)
-EXPERTS_HOPPER(Int4, int4, 64)
-EXPERTS_HOPPER(Int4, int4, 96)
-EXPERTS_HOPPER(F8Blocks, f8, 32)
-EXPERTS_HOPPER(F8Blocks, f8, 64)
-EXPERTS_HOPPER(F8Blocks, f8, 96)
-EXPERTS_HOPPER(Bf16Late, bf16, 64)
-EXPERTS_HOPPER(Bf16Late, bf16, 128)
