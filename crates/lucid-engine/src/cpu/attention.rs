@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 
+use super::aligned::Aligned;
 use super::cache::LatentCache;
 use super::dot::{Scratch, Target, dots};
 use super::exp::exp;
@@ -59,11 +60,11 @@ pub struct Shape {
 /// What one thread needs for a block.
 #[derive(Default)]
 struct Block {
-    page: Vec<f32>,        // [PAGE_TOKENS, width]
-    scores: Vec<f32>,      // [queries, PAGE_TOKENS]
-    maximum: Vec<f32>,     // [queries]
-    sum: Vec<f32>,         // [queries]
-    accumulated: Vec<f32>, // [queries, latent]
+    page: Aligned<f32>,        // [PAGE_TOKENS, width]
+    scores: Aligned<f32>,      // [queries, PAGE_TOKENS]
+    maximum: Aligned<f32>,     // [queries]
+    sum: Aligned<f32>,         // [queries]
+    accumulated: Aligned<f32>, // [queries, latent]
     no_scratch: Scratch,
 }
 

@@ -2,6 +2,7 @@
 
 use lucid_checkpoint::{E4M3, f32_to_e4m3};
 
+use super::aligned::Aligned;
 use super::indexer::IndexKeys;
 use super::row::Rows;
 use super::vectorize::vectorized;
@@ -25,10 +26,10 @@ pub struct LatentCache {
 }
 
 enum Values {
-    F32(Vec<f32>),
-    Bf16(Vec<u16>),
+    F32(Aligned<f32>),
+    Bf16(Aligned<u16>),
     /// E4M3 codes of the values divided by the layer's scale.
-    Fp8(Vec<u8>),
+    Fp8(Aligned<u8>),
 }
 
 /// Entries that attention reads without decoding them first.
@@ -64,9 +65,9 @@ impl LatentCache {
     pub fn new(layers: usize, pages: usize, width: usize, dtype: KvCacheDtype) -> LatentCache {
         let len = pages * PAGE_TOKENS * width;
         let values = || match dtype {
-            KvCacheDtype::F32 => Values::F32(vec![0.0; len]),
-            KvCacheDtype::Bf16 => Values::Bf16(vec![0; len]),
-            KvCacheDtype::Fp8E4m3 => Values::Fp8(vec![0; len]),
+            KvCacheDtype::F32 => Values::F32(Aligned::zeros(len)),
+            KvCacheDtype::Bf16 => Values::Bf16(Aligned::zeros(len)),
+            KvCacheDtype::Fp8E4m3 => Values::Fp8(Aligned::zeros(len)),
         };
         LatentCache { layers: (0..layers).map(|_| values()).collect(), width, scales: vec![1.0; layers] }
     }
@@ -98,7 +99,7 @@ impl LatentCache {
         layer: usize,
         page: PageId,
         count: usize,
-        scratch: &'a mut Vec<f32>,
+        scratch: &'a mut Aligned<f32>,
     ) -> &'a [f32] {
         let at = page.index() * PAGE_TOKENS * self.width;
         let range = at..at + count * self.width;
@@ -143,7 +144,7 @@ impl LatentCache {
         layer: usize,
         page: PageId,
         count: usize,
-        scratch: &'a mut Vec<f32>,
+        scratch: &'a mut Aligned<f32>,
     ) -> Entries<'a> {
         match self.bf16_page(layer, page, count) {
             Some(values) if cfg!(target_endian = "little") => Entries::Bf16(values),
@@ -175,8 +176,8 @@ impl LatentCache {
 }
 
 /// The first `len` values of a buffer that grows once and is reused.
-fn room(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
-    buffer.resize(buffer.len().max(len), 0.0);
+fn room(buffer: &mut Aligned<f32>, len: usize) -> &mut [f32] {
+    buffer.grow(len, 0.0);
     &mut buffer[..len]
 }
 
@@ -230,7 +231,7 @@ mod tests {
         for layer in 0..2 {
             cache.write(layer, pages[0], 3, &entry);
         }
-        let mut scratch = Vec::new();
+        let mut scratch = Aligned::new();
         // 300 lies between 288 and 320; as 1,200 it is beyond 448.
         assert_eq!(cache.page(0, pages[0], 4, &mut scratch)[12..], [1.0, -0.0625, 288.0, -448.0]);
         assert_eq!(cache.page(1, pages[0], 4, &mut scratch)[12..], [1.0, -0.0625, 112.0, -112.0]);

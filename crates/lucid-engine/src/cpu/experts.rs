@@ -4,6 +4,7 @@ use lucid_checkpoint::MoE;
 
 mod one_by_one;
 
+use super::aligned::Aligned;
 use super::activations::{input_scale, round_to_nvfp4};
 use super::exp::silu;
 use super::matmul::{Inputs, OutputBuffer, Product, multiply};
@@ -18,16 +19,16 @@ pub struct Experts {
     /// Whether activations are rounded for NVFP4 weights.
     w4a4: bool,
     routes: Vec<Vec<Route>>,    // [tokens][experts per token]
-    logits: Vec<f32>,           // [tokens, experts]
+    logits: Aligned<f32>,           // [tokens, experts]
     by_expert: Vec<Vec<usize>>, // [experts]: the rows that go there
     places: Vec<usize>, // [tokens, experts per token]: where an expert's output for a token stands in `down`
-    gate: Vec<f32>,     // [visits, width]
-    up: Vec<f32>,       // [visits, width]
-    down: Vec<f32>,     // [visits, hidden]
-    shared_gate: Vec<f32>, // [tokens, shared width]
-    shared_up: Vec<f32>, // [tokens, shared width]
-    rounded: Vec<f32>,  // [visits, hidden]: with w4a4, what the experts read
-    shared_rounded: Vec<f32>, // [tokens, hidden]: the same for a block that all tokens visit
+    gate: Aligned<f32>,     // [visits, width]
+    up: Aligned<f32>,       // [visits, width]
+    down: Aligned<f32>,     // [visits, hidden]
+    shared_gate: Aligned<f32>, // [tokens, shared width]
+    shared_up: Aligned<f32>, // [tokens, shared width]
+    rounded: Aligned<f32>,  // [visits, hidden]: with w4a4, what the experts read
+    shared_rounded: Aligned<f32>, // [tokens, hidden]: the same for a block that all tokens visit
 }
 
 impl Experts {
@@ -262,7 +263,7 @@ fn round_for(weights: &[&lucid_checkpoint::Matrix], values: &mut [f32]) {
 }
 
 /// `out = x`, rounded for gate and up of a block.
-fn copy_rounded(mlp: &Mlp, x: &[f32], out: &mut Vec<f32>) {
+fn copy_rounded(mlp: &Mlp, x: &[f32], out: &mut Aligned<f32>) {
     out.clear();
     out.extend_from_slice(x);
     round_for(&[&mlp.gate, &mlp.up], out);
@@ -272,7 +273,7 @@ fn shared_product<'a>(
     weight: &'a lucid_checkpoint::Matrix,
     inputs: Inputs<'a>,
     tokens: usize,
-    out: &'a mut Vec<f32>,
+    out: &'a mut Aligned<f32>,
 ) -> Product<'a> {
     out.resize(tokens * weight.rows, 0.0);
     // SAFETY: one output, dense, in a buffer that stays borrowed until the product is computed.

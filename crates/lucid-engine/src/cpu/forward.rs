@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use lucid_checkpoint::{Config, TokenId};
 
+use super::aligned::Aligned;
 use super::activations::{input_scale, round_to_nvfp4};
 pub use super::attention::Span;
 use super::attention::{Shape, attend};
@@ -67,17 +68,17 @@ pub struct CpuModel {
 /// Buffers of a step; they grow to the largest step and stay.
 #[derive(Default)]
 struct Scratch {
-    hidden: Vec<f32>,    // [tokens, hidden]: the residual stream; after the last layer, normalized
-    normed: Vec<f32>,    // [tokens, hidden]
-    query_low: Vec<f32>, // [tokens, Q]
-    query: Vec<f32>,     // [tokens, A, N + R]
-    entry: Vec<f32>,     // [tokens, L + R]: what the cache receives
-    absorbed: Vec<f32>,  // [tokens, A, L + R], of answers
-    latent: Vec<f32>,    // [tokens, A, L]: attention's sums, of answers
+    hidden: Aligned<f32>,    // [tokens, hidden]: the residual stream; after the last layer, normalized
+    normed: Aligned<f32>,    // [tokens, hidden]
+    query_low: Aligned<f32>, // [tokens, Q]
+    query: Aligned<f32>,     // [tokens, A, N + R]
+    entry: Aligned<f32>,     // [tokens, L + R]: what the cache receives
+    absorbed: Aligned<f32>,  // [tokens, A, L + R], of answers
+    latent: Aligned<f32>,    // [tokens, A, L]: attention's sums, of answers
     expanded: Expanded,  // keys and values of prompts
-    heads: Vec<f32>,     // [tokens, A, V]
-    output: Vec<f32>,    // [tokens, hidden]: what a block adds to the residual stream
-    rounded: Vec<f32>,   // [tokens, hidden] or [tokens, Q]: what NVFP4 projections read with W4A4
+    heads: Aligned<f32>,     // [tokens, A, V]
+    output: Aligned<f32>,    // [tokens, hidden]: what a block adds to the residual stream
+    rounded: Aligned<f32>,   // [tokens, hidden] or [tokens, Q]: what NVFP4 projections read with W4A4
     experts: ExpertsStep,
     indexer: Indexer,
 }
@@ -314,7 +315,7 @@ impl CpuModel {
     /// `hidden += output`, summed over the ranks.
     fn add(&mut self) {
         self.ranks.sum(&mut self.scratch.output);
-        for (x, &y) in self.scratch.hidden.iter_mut().zip(&self.scratch.output) {
+        for (x, &y) in self.scratch.hidden.iter_mut().zip(self.scratch.output.iter()) {
             *x += y;
         }
     }
@@ -498,7 +499,7 @@ fn runs(spans: &[Span<'_>]) -> Vec<Range<usize>> {
 }
 
 /// `values`, rounded to NVFP4, in `buffer`.
-fn rounded_copy<'a>(values: &[f32], scale: f32, buffer: &'a mut Vec<f32>) -> &'a [f32] {
+fn rounded_copy<'a>(values: &[f32], scale: f32, buffer: &'a mut Aligned<f32>) -> &'a [f32] {
     buffer.clear();
     buffer.extend_from_slice(values);
     round_to_nvfp4(buffer, scale);

@@ -1,6 +1,7 @@
 //! The model on a processor.
 
 mod activations;
+mod aligned;
 mod attention;
 mod cache;
 mod dot;
@@ -24,6 +25,7 @@ mod unroll;
 mod vectorize;
 mod weighted_sum;
 
+pub use aligned::Aligned;
 pub use cache::{Cache, LatentCache};
 pub use expanded::MOST_BYTES as MOST_EXPANDED;
 pub use forward::{CpuModel, Observer, Span};

@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use lucid_checkpoint::{Matrix, Packed, bf16_to_f32, e4m3_to_f32, f16_to_f32, nvfp4};
 
+use super::aligned::Aligned;
+
 /// Columns that are decoded together: one NVFP4 block, two AVX2 vectors.
 pub const BLOCK: usize = 16;
 
@@ -94,13 +96,13 @@ impl<'a> Rows<'a> {
     }
 
     /// Decodes rows that no kernel reads as stored into `scratch`, which grows; other rows stay as they are.
-    pub fn decoded<'s>(self, scratch: &'s mut Vec<f32>) -> Rows<'s>
+    pub fn decoded<'s>(self, scratch: &'s mut Aligned<f32>) -> Rows<'s>
     where
         'a: 's,
     {
         let Stored::Decoded { matrix, first_row } = self.stored else { return self };
         let len = self.count * self.cols;
-        scratch.resize(scratch.len().max(len), 0.0);
+        scratch.grow(len, 0.0);
         let decoded = &mut scratch[..len];
         for (row, out) in decoded.chunks_exact_mut(self.cols).enumerate() {
             matrix.decode_row(first_row + row, out);

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use lucid_checkpoint::TokenId;
 
 use super::{Dose, Plant};
-use crate::cpu::{LatentCache, Span};
+use crate::cpu::{Aligned, LatentCache, Span};
 use crate::kv_cache::{PAGE_TOKENS, PageId};
 
 /// Pages that a fault remembers at the most.
@@ -190,7 +190,7 @@ impl Running {
         factor: impl Fn(&Dose, &Span<'_>, usize) -> Option<f32>,
     ) {
         let width = cache.width();
-        let mut scratch = Vec::new();
+        let mut scratch = Aligned::new();
         for span in spans {
             for position in span.position..span.position + span.count {
                 let Some(factor) = factor(&self.dose, span, position) else { continue };
@@ -250,6 +250,6 @@ impl Running {
 
 /// A copy of a page.
 fn content(cache: &LatentCache, layers: usize, page: PageId) -> Content {
-    let mut scratch = Vec::new();
+    let mut scratch = Aligned::new();
     (0..layers).map(|layer| cache.page(layer, page, PAGE_TOKENS, &mut scratch).to_vec()).collect()
 }

@@ -8,6 +8,7 @@ use super::layouts::{F32, with_layout};
 use super::layouts_avx2::Load;
 use super::packed::{packed, with_packed};
 use super::{LANES, Scratch, Target, sum_lanes};
+use crate::cpu::aligned::Aligned;
 use crate::cpu::row::{BLOCK, Rows, Stored};
 use crate::cpu::unroll::unroll;
 
@@ -77,8 +78,8 @@ pub(super) unsafe fn dots<'x>(
 }
 
 /// The first `len` values of a buffer that grows.
-fn room(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
-    buffer.resize(buffer.len().max(len), 0.0);
+fn room(buffer: &mut Aligned<f32>, len: usize) -> &mut [f32] {
+    buffer.grow(len, 0.0);
     &mut buffer[..len]
 }
 

@@ -31,6 +31,7 @@ mod super_blocks;
 #[cfg(test)]
 mod tests;
 
+use super::aligned::Aligned;
 use super::row::Rows;
 use super::unit::Unit;
 
@@ -62,7 +63,7 @@ impl Target {
 #[derive(Default)]
 pub struct Scratch {
     /// Decoded rows.
-    decoded: Vec<f32>,
+    decoded: Aligned<f32>,
     /// Scales of groups of columns.
     scales: Vec<f32>,
 }
@@ -70,7 +71,7 @@ pub struct Scratch {
 impl Scratch {
     /// Nothing yet.
     pub const fn new() -> Scratch {
-        Scratch { decoded: Vec::new(), scales: Vec::new() }
+        Scratch { decoded: Aligned::new(), scales: Vec::new() }
     }
 }
 

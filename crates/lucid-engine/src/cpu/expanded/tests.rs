@@ -54,7 +54,7 @@ fn sequences(shape: Shape) -> Sequences {
             cache.write(0, pages[position / PAGE_TOKENS], position % PAGE_TOKENS, entry);
         }
     }
-    let queries = [0, 1].map(|i| values(TOKENS[i] * shape.heads * shape.key(), 7 + i as u32));
+    let queries = [0, 1].map(|i| values(TOKENS[i] * shape.heads * (shape.nope + shape.rope), 7 + i as u32));
     let kv_b = matrix(shape.heads * (shape.nope + shape.value), shape.latent, 11);
     Sequences { cache, pages, entries, queries, kv_b, shape }
 }
@@ -105,7 +105,7 @@ impl Sequences {
         let mut threads = Threads::new(threads).unwrap();
         let mut expanded = Expanded::default();
         let Shape { heads, value, .. } = self.shape;
-        let (query, result) = (heads * self.shape.key(), heads * value);
+        let (query, result) = (heads * self.(shape.nope + shape.rope), heads * value);
         let mut out = TOKENS.map(|tokens| vec![f32::NAN; tokens * result]);
         let mut first = 0;
         for &cut in cuts {

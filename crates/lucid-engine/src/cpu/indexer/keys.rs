@@ -2,6 +2,7 @@
 
 use lucid_checkpoint::Indexer;
 
+use crate::cpu::aligned::Aligned;
 use crate::KvCacheDtype;
 use crate::cpu::cache::LatentCache;
 use crate::kv_cache::{PAGE_TOKENS, PageId};
@@ -35,7 +36,7 @@ impl IndexKeys {
         layer: usize,
         page: PageId,
         count: usize,
-        scratch: &'a mut Vec<f32>,
+        scratch: &'a mut Aligned<f32>,
     ) -> &'a [f32] {
         self.pages.page(self.places[layer], page, count, scratch)
     }

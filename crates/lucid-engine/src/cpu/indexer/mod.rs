@@ -24,6 +24,7 @@ mod scores;
 mod sparse;
 mod top;
 
+use crate::cpu::aligned::Aligned;
 use super::attention::Span;
 use super::matmul::{Inputs, OutputBuffer, Product, multiply};
 use super::norm::layer_norm_in_place;
@@ -122,10 +123,10 @@ struct Query {
 /// Chooses; keeps its buffers and the last choice.
 #[derive(Default)]
 pub struct Indexer {
-    keys: Vec<f32>,    // [tokens, width]
-    queries: Vec<f32>, // [queries, heads, width]
-    weights: Vec<f32>, // [queries, heads]
-    scores: Vec<f32>,  // [queries of a group, positions]
+    keys: Aligned<f32>,    // [tokens, width]
+    queries: Aligned<f32>, // [queries, heads, width]
+    weights: Aligned<f32>, // [queries, heads]
+    scores: Aligned<f32>,  // [queries of a group, positions]
     choices: Choices,
 }
 

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 
+use crate::cpu::aligned::Aligned;
 use super::top::top;
 use super::{Choice, IndexKeys, Indexer, Query, Shape, Step};
 use crate::cpu::dot::{self, Target, dots};
@@ -19,8 +20,8 @@ const TASK_PAGES: usize = 8;
 
 #[derive(Default)]
 struct Scratch {
-    page: Vec<f32>,     // [PAGE_TOKENS, width]
-    products: Vec<f32>, // [queries, heads, PAGE_TOKENS]
+    page: Aligned<f32>,     // [PAGE_TOKENS, width]
+    products: Aligned<f32>, // [queries, heads, PAGE_TOKENS]
     order: Vec<u64>,
     no_scratch: dot::Scratch,
 }

@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
+use crate::cpu::aligned::Aligned;
 use super::{Choice, Choices};
 use crate::cpu::attention::{Shape, Span, attend, scale, softmax_page};
 use crate::cpu::cache::{Entries, LatentCache};
@@ -18,11 +19,11 @@ use crate::kv_cache::PAGE_TOKENS;
 /// What one thread needs for a row.
 #[derive(Default)]
 struct Block {
-    entries: Vec<f32>,     // [PAGE_TOKENS, width]
-    scores: Vec<f32>,      // [heads, PAGE_TOKENS]
-    maximum: Vec<f32>,     // [heads]
-    sum: Vec<f32>,         // [heads]
-    accumulated: Vec<f32>, // [heads, latent]
+    entries: Aligned<f32>,     // [PAGE_TOKENS, width]
+    scores: Aligned<f32>,      // [heads, PAGE_TOKENS]
+    maximum: Aligned<f32>,     // [heads]
+    sum: Aligned<f32>,         // [heads]
+    accumulated: Aligned<f32>, // [heads, latent]
     no_scratch: Scratch,
 }
 

@@ -1,4 +1,4 @@
-//! AVX-512: six queries by 64 columns a tile, 24 running sums in registers; what is left of the columns goes by sixteen.
+//! AVX-512: six queries by 64 columns a tile, or twelve by 32, 24 running sums in registers; what is left of the columns goes by sixteen.
 
 use std::arch::x86_64::*;
 
@@ -7,6 +7,9 @@ use crate::cpu::unroll::unroll;
 
 /// Values that AVX-512 reads.
 pub(super) trait Load: Sized {
+    /// Whether a vector takes arithmetic to load: then many queries should share it. Otherwise few broadcasts should.
+    const WIDENS: bool;
+
     /// Sixteen values.
     ///
     /// # Safety
@@ -15,6 +18,8 @@ pub(super) trait Load: Sized {
 }
 
 impl Load for f32 {
+    const WIDENS: bool = false;
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     unsafe fn load(at: *const f32) -> __m512 {
@@ -25,6 +30,8 @@ impl Load for f32 {
 
 /// bf16
 impl Load for u16 {
+    const WIDENS: bool = true;
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     unsafe fn load(at: *const u16) -> __m512 {
@@ -49,9 +56,16 @@ pub(super) unsafe fn weighted_sum<V: Load>(
     let mut column = 0;
     // SAFETY: these columns exist; features as promised by the caller.
     unsafe {
-        while column + 64 <= shape.2 {
-            columns::<V, 4>(column, shape, weights, values, stride, sums);
-            column += 64;
+        if shape.0 <= 6 || !V::WIDENS {
+            while column + 64 <= shape.2 {
+                columns::<V, 4>(column, shape, weights, values, stride, sums);
+                column += 64;
+            }
+        } else {
+            while column + 32 <= shape.2 {
+                columns::<V, 2>(column, shape, weights, values, stride, sums);
+                column += 32;
+            }
         }
         while column < shape.2 {
             columns::<V, 1>(column, shape, weights, values, stride, sums);
@@ -75,7 +89,8 @@ unsafe fn columns<V: Load, const C: usize>(
     sums: &mut [f32],
 ) {
     let mut q = 0;
-    for group in (1..=queries.div_ceil(6)).rev() {
+    let most = if C > 2 { 6 } else { 12 };
+    for group in (1..=queries.div_ceil(most)).rev() {
         let width = (queries - q).div_ceil(group);
         // SAFETY: queries `q..` and `16 C` columns from `column` exist; features as promised by the caller.
         unsafe {
@@ -88,7 +103,15 @@ unsafe fn columns<V: Load, const C: usize>(
                 3 => tile::<V, 3, C>(weights, values, stride, entries, sums, cols),
                 4 => tile::<V, 4, C>(weights, values, stride, entries, sums, cols),
                 5 => tile::<V, 5, C>(weights, values, stride, entries, sums, cols),
-                _ => tile::<V, 6, C>(weights, values, stride, entries, sums, cols),
+                6 => tile::<V, 6, C>(weights, values, stride, entries, sums, cols),
+                // With four vectors a tile has at most six queries.
+                _ if C > 2 => {}
+                7 => tile::<V, 7, C>(weights, values, stride, entries, sums, cols),
+                8 => tile::<V, 8, C>(weights, values, stride, entries, sums, cols),
+                9 => tile::<V, 9, C>(weights, values, stride, entries, sums, cols),
+                10 => tile::<V, 10, C>(weights, values, stride, entries, sums, cols),
+                11 => tile::<V, 11, C>(weights, values, stride, entries, sums, cols),
+                _ => tile::<V, 12, C>(weights, values, stride, entries, sums, cols),
             }
         }
         q += width;

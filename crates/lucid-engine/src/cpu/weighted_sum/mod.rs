@@ -1,6 +1,6 @@
-//! `acc[q] += Σ_j p[q, j] · v[j]`, the second half of attention.
+//! `acc[q] += Σ_j p[q, j] · v[j]`, the second half of attention; with keys that stand in columns, the first half too.
 //!
-//! Every element is one chain of fused multiply-adds over `j` in order, so tiles don't change a bit.
+//! Every element is one chain of fused multiply-adds over `j` in order, so tiles don't change a bit, and no lanes are added at the end.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

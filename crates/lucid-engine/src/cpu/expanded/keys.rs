@@ -1,0 +1,161 @@
+//! Keys and values of all heads, page by page, from the entries of the cache.
+//!
+//! Keys stand in columns, one position a column: a score is then one chain of multiply-adds over the key's columns, sixteen scores
+//! side by side in a vector, where keys in rows would need the lanes of every score added at the end (a third of the time for
+//! keys of 192 columns).
+
+use std::ops::Range;
+
+use lucid_checkpoint::Matrix;
+
+use super::{BLOCK, Shape, Shared};
+use crate::cpu::aligned::Aligned;
+use crate::cpu::attention::Span;
+use crate::cpu::cache::LatentCache;
+use crate::cpu::matmul::{Inputs, OutputBuffer, Product, panel, tasks_of};
+use crate::cpu::threads::Threads;
+use crate::cpu::vectorize::vectorized;
+use crate::kv_cache::{PAGE_TOKENS, PageId};
+
+/// Buffers; they grow to the longest prompt's and stay. What lies behind a span's last position is left over from others.
+#[derive(Default)]
+pub(super) struct Keys {
+    entries: Aligned<f32>, // [pages, PAGE_TOKENS, latent + rope]: of all spans, one after the other
+    rotated: Aligned<f32>, // [pages, rope, PAGE_TOKENS]: the columns that all heads share
+    keys: Aligned<f32>,    // [heads of a group, pages, nope, PAGE_TOKENS]
+    values: Aligned<f32>,  // [heads of a group, pages, PAGE_TOKENS, value]
+    pages: Vec<Page>,  // of all spans, one after the other
+}
+
+#[derive(Clone, Copy)]
+struct Page {
+    id: PageId,
+    /// Entries that a span sees of it.
+    count: usize,
+}
+
+/// What a block of queries meets: a page of one head.
+pub(super) struct HeadPage<'a> {
+    /// `[nope, PAGE_TOKENS]`
+    pub keys: &'a [f32],
+    /// `[rope, PAGE_TOKENS]`
+    pub rotated: &'a [f32],
+    /// `[PAGE_TOKENS, value]`
+    pub values: &'a [f32],
+}
+
+impl Keys {
+    /// Reads the entries of all spans, in order; returns at which page each span begins.
+    pub(super) fn read(
+        &mut self,
+        threads: &mut Threads,
+        cache: &LatentCache,
+        layer: usize,
+        shape: Shape,
+        spans: &[Span<'_>],
+    ) -> Vec<usize> {
+        self.pages.clear();
+        let mut begins = Vec::with_capacity(spans.len());
+        for span in spans {
+            begins.push(self.pages.len());
+            let last = span.position + span.count;
+            let pages = span.pages.iter().take(last.div_ceil(PAGE_TOKENS)).enumerate();
+            self.pages.extend(
+                pages.map(|(number, &id)| Page { id, count: PAGE_TOKENS.min(last - number * PAGE_TOKENS) }),
+            );
+        }
+        let width = shape.latent + shape.rope;
+        self.entries.grow(self.pages.len() * PAGE_TOKENS * width, 0.0);
+        self.rotated.grow(self.pages.len() * shape.rope * PAGE_TOKENS, 0.0);
+        let (entries, rotated) = (Shared::new(&mut self.entries), Shared::new(&mut self.rotated));
+        threads.for_each(self.pages.len(), |task| {
+            let Page { id, count } = self.pages[task];
+            BLOCK.with_borrow_mut(|block| {
+                let values = cache.page(layer, id, count, &mut block.page);
+                // SAFETY: a page's places belong to one task.
+                let (entries, rotated) = unsafe {
+                    (
+                        entries.part(task * PAGE_TOKENS * width, count * width),
+                        rotated.part(task * shape.rope * PAGE_TOKENS, shape.rope * PAGE_TOKENS),
+                    )
+                };
+                entries.copy_from_slice(values);
+                turn(entries, width, shape.latent, rotated);
+            });
+        });
+        begins
+    }
+
+    /// Bytes of keys and values of a head.
+    pub(super) fn head_bytes(&self, shape: Shape) -> usize {
+        4 * self.pages.len() * PAGE_TOKENS * (shape.nope + shape.value)
+    }
+
+    /// Computes keys and values of some heads. `kv_b` `[heads (nope + value), latent]`.
+    pub(super) fn expand(
+        &mut self,
+        threads: &mut Threads,
+        shape: Shape,
+        kv_b: &Matrix,
+        heads: Range<usize>,
+    ) {
+        let (nope, value, width) = (shape.nope, shape.value, shape.latent + shape.rope);
+        let pages = self.pages.len();
+        self.keys.grow(heads.len() * pages * nope * PAGE_TOKENS, 0.0);
+        self.values.grow(heads.len() * pages * PAGE_TOKENS * value, 0.0);
+        let (keys, values) = (Shared::new(&mut self.keys), Shared::new(&mut self.values));
+        let entries = &self.entries;
+        threads.for_each(heads.len() * pages, |task| {
+            let page = task % pages;
+            let first = (heads.start + task / pages) * (nope + value);
+            let count = self.pages[page].count;
+            let inputs =
+                Inputs::Strided { values: entries, start: page * PAGE_TOKENS * width, stride: width };
+            let multiply = |rows: Range<usize>, out: &mut [f32]| {
+                // SAFETY: one output, dense, in a buffer of its own.
+                let outputs = unsafe { OutputBuffer::new(out).rows(0, rows.len(), count, rows.len()) };
+                let product = Product { weight: kv_b, rows, inputs, count, outputs };
+                (0..tasks_of(&product)).for_each(|task| panel(&product, task));
+            };
+            BLOCK.with_borrow_mut(|block| {
+                let straight = &mut block.page;
+                straight.grow(PAGE_TOKENS * nope, 0.0);
+                multiply(first..first + nope, straight);
+                // SAFETY: a page of a head belongs to one task.
+                let (keys, values) = unsafe {
+                    (
+                        keys.part(task * nope * PAGE_TOKENS, nope * PAGE_TOKENS),
+                        values.part(task * PAGE_TOKENS * value, PAGE_TOKENS * value),
+                    )
+                };
+                turn(&straight[..count * nope], nope, 0, keys);
+                multiply(first + nope..first + nope + value, values);
+            });
+        });
+    }
+
+    /// Page `page` of the `index`-th head of those that were computed.
+    pub(super) fn page(&self, shape: Shape, index: usize, page: usize) -> HeadPage<'_> {
+        let part = |number: usize, cols: usize| {
+            let size = cols * PAGE_TOKENS;
+            number * size..(number + 1) * size
+        };
+        let number = index * self.pages.len() + page;
+        HeadPage {
+            keys: &self.keys[part(number, shape.nope)],
+            rotated: &self.rotated[part(page, shape.rope)],
+            values: &self.values[part(number, shape.value)],
+        }
+    }
+}
+
+vectorized! {
+    /// Columns from `first` on of `rows` `[_, width]`, as rows of `out` `[_, PAGE_TOKENS]`.
+    fn turn(rows: &[f32], width: usize, first: usize, out: &mut [f32]) {
+        for (position, row) in rows.chunks_exact(width).enumerate() {
+            for (value, out) in row[first..].iter().zip(out.chunks_exact_mut(PAGE_TOKENS)) {
+                out[position] = *value;
+            }
+        }
+    }
+}
