@@ -60,7 +60,7 @@ fn engine_options(setup: Setup, threads: Option<usize>) -> EngineOptions {
             semantics: SemanticsOptions { latent_norm_eps: Some(1e-6), ..SemanticsOptions::default() },
             ..usual
         },
-        Setup::SmallSteps => EngineOptions { max_step_tokens: 48, max_running: 4, ..usual },
+        Setup::SmallSteps => EngineOptions { max_step_tokens: Some(48), max_running: 4, ..usual },
         Setup::OneThread => EngineOptions { threads: Some(1), ..usual },
         Setup::SmallCache => EngineOptions { kv_cache_tokens: 4_608, ..usual },
     }

@@ -35,8 +35,9 @@ pub struct EngineOptions {
     pub max_running: usize,
     /// Requests that may wait; one more is refused.
     pub max_waiting: usize,
-    /// Tokens that one step computes at the most (prompts are cut into chunks).
-    pub max_step_tokens: usize,
+    /// Tokens that one step computes at the most (prompts are cut into chunks); `None` is 2,048 on a processor and 512 on a GPU. On a
+    /// processor a quarter of it goes to prompts while answers wait for the step.
+    pub max_step_tokens: Option<usize>,
     /// Whether requests may begin with pages that earlier ones with the same beginning computed. Answers are the same, to the bit.
     pub prefix_cache: bool,
     /// Worker threads of the processor; `None` takes the machine's cores.
@@ -55,7 +56,7 @@ impl Default for EngineOptions {
             kv_cache_tokens: 65_536,
             max_running: 64,
             max_waiting: 1_024,
-            max_step_tokens: 512,
+            max_step_tokens: None,
             prefix_cache: true,
             threads: None,
         }
@@ -168,10 +169,14 @@ impl Engine {
                 expected: "it must be from 1 to the model's max_position_embeddings",
             });
         }
+        // A processor reads a long prompt in as few steps as it can: each expands all earlier positions again.
+        let (default, parts) = if options.device == Device::Cpu { (2_048, 4) } else { (512, 1) };
+        let max_step_tokens = options.max_step_tokens.unwrap_or(default);
+        let max_beside_answers = max_step_tokens.div_ceil(parts);
         for (option, value) in [
             ("max_running", options.max_running),
             ("max_waiting", options.max_waiting),
-            ("max_step_tokens", options.max_step_tokens),
+            ("max_step_tokens", max_step_tokens),
         ] {
             if value == 0 {
                 return Err(Error::Option { option, value: "0".into(), expected: "it must be at least 1" });
@@ -191,14 +196,14 @@ impl Engine {
             semantics: &options.semantics,
             threads: options.threads,
             positions: max_model_len,
-            max_step_tokens: options.max_step_tokens,
+            max_step_tokens,
             ranks: options.ranks,
             progress: options.progress,
         };
         let mut model = Backend::load(options.device, &load)?;
         model.set_cache(pool.total())?;
         let (semantics, memory) = (model.semantics().clone(), model.memory());
-        let limits = Limits { max_running: options.max_running, max_step_tokens: options.max_step_tokens };
+        let limits = Limits { max_running: options.max_running, max_step_tokens, max_beside_answers };
         let shared = Arc::new(Shared::new(pool.total()));
         let (commands, inbox) = channel();
         let scheduler = Scheduler::new(limits, pool);

@@ -21,6 +21,9 @@ pub struct Limits {
     pub max_running: usize,
     /// Tokens of one step.
     pub max_step_tokens: usize,
+    /// Of them, tokens of prompts while answers wait for the step: long steps read weights and earlier positions less often, but an
+    /// answer stands still meanwhile. At least one.
+    pub max_beside_answers: usize,
 }
 
 /// One request's place in the schedule.
@@ -42,6 +45,13 @@ pub struct Sequence {
     reuse: bool,
     /// Whether others may begin with its pages.
     shared: bool,
+}
+
+impl Sequence {
+    /// Whether the next step brings its next token: it answers, or its prompt is almost read.
+    fn next_is_last(&self) -> bool {
+        self.tokens.len() - self.computed <= 1
+    }
 }
 
 /// A piece of work of the next step: tokens `first..first + count` of one sequence.
@@ -147,19 +157,30 @@ impl Scheduler {
     pub fn plan(&mut self, plan: &mut Vec<Work>) {
         plan.clear();
         let mut budget = self.limits.max_step_tokens;
+        let answers = self.running.iter().any(|sequence| sequence.next_is_last());
+        let mut chunks = if answers { self.limits.max_beside_answers } else { budget };
         let mut running = 0;
         while running < self.running.len() && budget > 0 {
             let sequence = &self.running[running];
             let first = sequence.computed;
-            let count = budget.min(sequence.tokens.len() - first);
+            let is_chunk = !sequence.next_is_last();
+            let most = if is_chunk { budget.min(chunks) } else { budget };
+            let count = most.min(sequence.tokens.len() - first);
+            if count == 0 {
+                // No chunk of a prompt fits; those behind it may only want their next token.
+                running += 1;
+                continue;
+            }
             if !self.make_room(running, first + count) {
                 // It was the youngest itself, and is waiting now; older ones hold all pages and go on.
                 break;
             }
             plan.push(Work { running, first, count });
             budget -= count;
+            chunks -= if is_chunk { count } else { 0 };
             running += 1;
         }
+        let mut budget = budget.min(chunks);
         while budget > 0 && self.running.len() < self.limits.max_running {
             let Some(mut sequence) = self.waiting.pop_front() else { break };
             if sequence.reuse {
@@ -226,7 +247,9 @@ mod tests {
     }
 
     fn scheduler(pages: usize, max_running: usize, max_step_tokens: usize) -> Scheduler {
-        Scheduler::new(Limits { max_running, max_step_tokens }, PagePool::new(pages * PAGE_TOKENS))
+        let max_beside_answers = max_step_tokens.div_ceil(4);
+        let limits = Limits { max_running, max_step_tokens, max_beside_answers };
+        Scheduler::new(limits, PagePool::new(pages * PAGE_TOKENS))
     }
 
     #[test]
@@ -240,11 +263,24 @@ mod tests {
         s.push(0, TokenId(2));
         s.add(RequestId(2), prompt(20), true);
         s.plan(&mut plan);
-        assert_eq!(plan, [Work { running: 0, first: 3, count: 1 }, Work { running: 1, first: 0, count: 7 }]);
+        // Beside an answer a quarter of a step goes to prompts.
+        assert_eq!(plan, [Work { running: 0, first: 3, count: 1 }, Work { running: 1, first: 0, count: 2 }]);
+        s.computed(&plan);
+        s.push(0, TokenId(2));
+        s.add(RequestId(3), prompt(1), true);
+        s.plan(&mut plan);
+        assert_eq!(plan, [Work { running: 0, first: 4, count: 1 }, Work { running: 1, first: 2, count: 2 }]);
+        s.computed(&plan);
+        s.remove(RequestId(1));
+        s.plan(&mut plan);
+        assert_eq!(plan, [Work { running: 0, first: 4, count: 8 }]);
+        s.computed(&plan);
+        s.plan(&mut plan);
+        assert_eq!(plan, [Work { running: 0, first: 12, count: 8 }]);
         s.computed(&plan);
         s.push(0, TokenId(2));
         s.plan(&mut plan);
-        assert_eq!(plan, [Work { running: 0, first: 4, count: 1 }, Work { running: 1, first: 7, count: 7 }]);
+        assert_eq!(plan, [Work { running: 0, first: 20, count: 1 }, Work { running: 1, first: 0, count: 1 }]);
     }
 
     #[test]
@@ -300,6 +336,14 @@ mod tests {
                 prop_assert!(steps < 200_000, "no progress");
                 let tokens: usize = plan.iter().map(|w| w.count).sum();
                 prop_assert!(tokens <= max_step_tokens && plan.len() <= max_running);
+                let answers = |w: &Work| {
+                    let sequence = &s.running()[w.running];
+                    w.first >= sequence.prompt && w.first + 1 == sequence.tokens.len()
+                };
+                if plan.iter().any(answers) {
+                    let chunks: usize = plan.iter().map(|w| w.count).filter(|&count| count > 1).sum();
+                    prop_assert!(chunks <= max_step_tokens.div_ceil(4), "an answer waits too long");
+                }
                 s.pool().check(s.running().iter().flat_map(|q| q.pages.iter().copied()));
                 for work in &plan {
                     let sequence = &s.running()[work.running];

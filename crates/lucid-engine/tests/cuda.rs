@@ -210,7 +210,7 @@ fn batches_and_chunks_dont_change_a_bit() {
     alone.shutdown();
     for max_step_tokens in [512, 37, 1] {
         let together = engine(EngineOptions {
-            max_step_tokens,
+            max_step_tokens: Some(max_step_tokens),
             semantics: semantics(Mode::Serving),
             ..EngineOptions::default()
         })
@@ -258,7 +258,7 @@ fn other_layouts_match_the_processor_and_dont_depend_on_the_batch() {
             let options = EngineOptions {
                 device: GPU,
                 max_running,
-                max_step_tokens,
+                max_step_tokens: Some(max_step_tokens),
                 semantics: semantics(Mode::Serving),
                 ..EngineOptions::default()
             };
@@ -343,7 +343,7 @@ fn two_gpus_keep_the_bits_of_batches_and_chunks() {
         engine(EngineOptions {
             ranks: 2,
             max_running,
-            max_step_tokens,
+            max_step_tokens: Some(max_step_tokens),
             semantics: semantics(Mode::Serving),
             ..EngineOptions::default()
         })

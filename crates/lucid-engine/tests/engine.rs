@@ -79,7 +79,11 @@ fn the_same_bits_alone_and_together_in_any_chunk_on_any_number_of_threads() {
     let alone = run_alone(&start(&cold));
     assert!(alone.len() > 17 && alone.iter().all(|events| matches!(events.last(), Some(Event::Finished(_)))));
     for (max_step_tokens, threads) in [(1, 2), (7, 3), (64, 2), (512, 1)] {
-        let options = EngineOptions { max_step_tokens, threads: Some(threads), ..EngineOptions::default() };
+        let options = EngineOptions {
+            max_step_tokens: Some(max_step_tokens),
+            threads: Some(threads),
+            ..EngineOptions::default()
+        };
         let together = run_together(&start(&options));
         assert!(together == alone, "steps of {max_step_tokens} tokens on {threads} threads differ");
     }
@@ -100,7 +104,11 @@ fn the_same_bits_in_every_arithmetic() {
         let alone =
             run_alone(&start(&EngineOptions { threads: Some(1), prefix_cache: false, ..usual.clone() }));
         for (max_step_tokens, threads) in [(7, 2), (512, 1)] {
-            let options = EngineOptions { max_step_tokens, threads: Some(threads), ..usual.clone() };
+            let options = EngineOptions {
+                max_step_tokens: Some(max_step_tokens),
+                threads: Some(threads),
+                ..usual.clone()
+            };
             let together = run_together(&start(&options));
             assert!(together == alone, "{mode:?} {kv_cache:?} {activations:?} in steps of {max_step_tokens}");
         }
@@ -170,7 +178,7 @@ fn cold_and_warm_answers_have_the_same_bits() {
         cuts.into_iter().zip([0, 70, 3, 0, 0, 1]).map(|(cut, other)| request(cut, other)).collect()
     };
     let cold = requests(&start(&EngineOptions { prefix_cache: false, ..EngineOptions::default() }));
-    let engine = start(&EngineOptions { max_step_tokens: 100, ..EngineOptions::default() });
+    let engine = start(&EngineOptions { max_step_tokens: Some(100), ..EngineOptions::default() });
     let warm = requests(&engine);
     assert_eq!(cold.iter().map(|(_, cached)| *cached).collect::<Vec<_>>(), [0; 6]);
     let pages = |tokens: usize| tokens / 64 * 64;

@@ -80,7 +80,11 @@ fn the_same_bits_in_any_company_chunk_and_memory() {
             ))
         );
         for (max_step_tokens, threads) in [(1, 2), (7, 3), (64, 1)] {
-            let engine = start(EngineOptions { max_step_tokens, threads: Some(threads), ..default.clone() });
+            let engine = start(EngineOptions {
+                max_step_tokens: Some(max_step_tokens),
+                threads: Some(threads),
+                ..default.clone()
+            });
             assert!(
                 together(&tiny, &engine) == cold,
                 "{name}: steps of {max_step_tokens} on {threads} threads"

@@ -54,7 +54,7 @@ pub struct EngineArguments {
     /// Requests that decode together
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub max_num_seqs: usize,
-    /// Tokens that one step computes at the most; prompts are cut into chunks [default: 512, on a GPU 2048]
+    /// Tokens that one step computes at the most; prompts are cut into chunks [default: 2048]
     #[arg(long, value_name = "TOKENS")]
     pub max_num_batched_tokens: Option<usize>,
     /// Where to compute: cpu, cuda or cuda:N

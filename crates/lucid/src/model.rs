@@ -42,11 +42,7 @@ pub fn engine_options(arguments: &EngineArguments) -> EngineOptions {
         max_model_len: arguments.max_model_len,
         kv_cache_tokens: arguments.kv_cache_tokens,
         max_running: arguments.max_num_seqs,
-        max_step_tokens: arguments.max_num_batched_tokens.unwrap_or(match arguments.device {
-            // A chunk costs the other requests that much of a pause, and a GPU is four times as fast with long ones.
-            Device::Cuda(_) => 2_048,
-            Device::Cpu => 512,
-        }),
+        max_step_tokens: arguments.max_num_batched_tokens,
         threads: arguments.threads,
         prefix_cache: !arguments.no_enable_prefix_caching,
         ranks: arguments.tensor_parallel_size,

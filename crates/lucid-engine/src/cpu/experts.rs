@@ -4,8 +4,8 @@ use lucid_checkpoint::MoE;
 
 mod one_by_one;
 
-use super::aligned::Aligned;
 use super::activations::{input_scale, round_to_nvfp4};
+use super::aligned::Aligned;
 use super::exp::silu;
 use super::matmul::{Inputs, OutputBuffer, Product, multiply};
 use super::router::{Route, route, weigh_with_bias};
@@ -18,16 +18,16 @@ use crate::weights::{Experts as ExpertWeights, Mlp};
 pub struct Experts {
     /// Whether activations are rounded for NVFP4 weights.
     w4a4: bool,
-    routes: Vec<Vec<Route>>,    // [tokens][experts per token]
-    logits: Aligned<f32>,           // [tokens, experts]
-    by_expert: Vec<Vec<usize>>, // [experts]: the rows that go there
+    routes: Vec<Vec<Route>>,      // [tokens][experts per token]
+    logits: Aligned<f32>,         // [tokens, experts]
+    by_expert: Vec<Vec<usize>>,   // [experts]: the rows that go there
     places: Vec<usize>, // [tokens, experts per token]: where an expert's output for a token stands in `down`
-    gate: Aligned<f32>,     // [visits, width]
-    up: Aligned<f32>,       // [visits, width]
-    down: Aligned<f32>,     // [visits, hidden]
+    gate: Aligned<f32>, // [visits, width]
+    up: Aligned<f32>,   // [visits, width]
+    down: Aligned<f32>, // [visits, hidden]
     shared_gate: Aligned<f32>, // [tokens, shared width]
     shared_up: Aligned<f32>, // [tokens, shared width]
-    rounded: Aligned<f32>,  // [visits, hidden]: with w4a4, what the experts read
+    rounded: Aligned<f32>, // [visits, hidden]: with w4a4, what the experts read
     shared_rounded: Aligned<f32>, // [tokens, hidden]: the same for a block that all tokens visit
 }
 

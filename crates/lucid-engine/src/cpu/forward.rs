@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use lucid_checkpoint::{Config, TokenId};
 
-use super::aligned::Aligned;
 use super::activations::{input_scale, round_to_nvfp4};
+use super::aligned::Aligned;
 pub use super::attention::Span;
 use super::attention::{Shape, attend};
 use super::cache::{Cache, LatentCache};
@@ -68,17 +68,17 @@ pub struct CpuModel {
 /// Buffers of a step; they grow to the largest step and stay.
 #[derive(Default)]
 struct Scratch {
-    hidden: Aligned<f32>,    // [tokens, hidden]: the residual stream; after the last layer, normalized
-    normed: Aligned<f32>,    // [tokens, hidden]
+    hidden: Aligned<f32>, // [tokens, hidden]: the residual stream; after the last layer, normalized
+    normed: Aligned<f32>, // [tokens, hidden]
     query_low: Aligned<f32>, // [tokens, Q]
-    query: Aligned<f32>,     // [tokens, A, N + R]
-    entry: Aligned<f32>,     // [tokens, L + R]: what the cache receives
-    absorbed: Aligned<f32>,  // [tokens, A, L + R], of answers
-    latent: Aligned<f32>,    // [tokens, A, L]: attention's sums, of answers
-    expanded: Expanded,  // keys and values of prompts
-    heads: Aligned<f32>,     // [tokens, A, V]
-    output: Aligned<f32>,    // [tokens, hidden]: what a block adds to the residual stream
-    rounded: Aligned<f32>,   // [tokens, hidden] or [tokens, Q]: what NVFP4 projections read with W4A4
+    query: Aligned<f32>,  // [tokens, A, N + R]
+    entry: Aligned<f32>,  // [tokens, L + R]: what the cache receives
+    absorbed: Aligned<f32>, // [tokens, A, L + R], of answers
+    latent: Aligned<f32>, // [tokens, A, L]: attention's sums, of answers
+    expanded: Expanded,   // keys and values of prompts
+    heads: Aligned<f32>,  // [tokens, A, V]
+    output: Aligned<f32>, // [tokens, hidden]: what a block adds to the residual stream
+    rounded: Aligned<f32>, // [tokens, hidden] or [tokens, Q]: what NVFP4 projections read with W4A4
     experts: ExpertsStep,
     indexer: Indexer,
 }

@@ -24,7 +24,7 @@ pub(super) struct Keys {
     rotated: Aligned<f32>, // [pages, rope, PAGE_TOKENS]: the columns that all heads share
     keys: Aligned<f32>,    // [heads of a group, pages, nope, PAGE_TOKENS]
     values: Aligned<f32>,  // [heads of a group, pages, PAGE_TOKENS, value]
-    pages: Vec<Page>,  // of all spans, one after the other
+    pages: Vec<Page>,      // of all spans, one after the other
 }
 
 #[derive(Clone, Copy)]
@@ -92,13 +92,7 @@ impl Keys {
     }
 
     /// Computes keys and values of some heads. `kv_b` `[heads (nope + value), latent]`.
-    pub(super) fn expand(
-        &mut self,
-        threads: &mut Threads,
-        shape: Shape,
-        kv_b: &Matrix,
-        heads: Range<usize>,
-    ) {
+    pub(super) fn expand(&mut self, threads: &mut Threads, shape: Shape, kv_b: &Matrix, heads: Range<usize>) {
         let (nope, value, width) = (shape.nope, shape.value, shape.latent + shape.rope);
         let pages = self.pages.len();
         self.keys.grow(heads.len() * pages * nope * PAGE_TOKENS, 0.0);

@@ -186,7 +186,9 @@ fn attend_piece(block: &mut Block, piece: &Piece<'_>, output: &Shared<'_>) {
         let page = piece.keys.page(shape, piece.index, piece.first_page + number);
         block.scores.fill(0.0);
         let mut queries = block.queries.chunks_exact(count * PAGE_TOKENS);
-        for keys in page.keys.chunks(PAGE_TOKENS * PAGE_TOKENS).chain(page.rotated.chunks(PAGE_TOKENS * PAGE_TOKENS)) {
+        for keys in
+            page.keys.chunks(PAGE_TOKENS * PAGE_TOKENS).chain(page.rotated.chunks(PAGE_TOKENS * PAGE_TOKENS))
+        {
             let Some(queries) = queries.next() else { break };
             let sizes = (count, keys.len() / PAGE_TOKENS, PAGE_TOKENS);
             weighted_sum(sizes, queries, Entries::F32(keys), PAGE_TOKENS, &mut block.scores);

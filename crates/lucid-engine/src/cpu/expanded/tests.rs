@@ -5,7 +5,8 @@ use lucid_checkpoint::{Bytes, Packed};
 use super::*;
 use crate::KvCacheDtype;
 use crate::cpu::attention;
-use crate::kv_cache::PagePool;
+use crate::cpu::row::Rows;
+use crate::kv_cache::{PageId, PagePool};
 use crate::weights::transpose_keys;
 
 fn values(len: usize, seed: u32) -> Vec<f32> {
@@ -105,7 +106,7 @@ impl Sequences {
         let mut threads = Threads::new(threads).unwrap();
         let mut expanded = Expanded::default();
         let Shape { heads, value, .. } = self.shape;
-        let (query, result) = (heads * self.(shape.nope + shape.rope), heads * value);
+        let (query, result) = (heads * (self.shape.nope + self.shape.rope), heads * value);
         let mut out = TOKENS.map(|tokens| vec![f32::NAN; tokens * result]);
         let mut first = 0;
         for &cut in cuts {

@@ -2,8 +2,8 @@
 
 use lucid_checkpoint::Indexer;
 
-use crate::cpu::aligned::Aligned;
 use crate::KvCacheDtype;
+use crate::cpu::aligned::Aligned;
 use crate::cpu::cache::LatentCache;
 use crate::kv_cache::{PAGE_TOKENS, PageId};
 

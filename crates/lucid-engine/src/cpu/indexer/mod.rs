@@ -24,12 +24,12 @@ mod scores;
 mod sparse;
 mod top;
 
-use crate::cpu::aligned::Aligned;
 use super::attention::Span;
 use super::matmul::{Inputs, OutputBuffer, Product, multiply};
 use super::norm::layer_norm_in_place;
 use super::rope::Rope;
 use super::threads::Threads;
+use crate::cpu::aligned::Aligned;
 use crate::weights::Indexer as Weights;
 
 pub use keys::IndexKeys;

@@ -2,9 +2,9 @@
 
 use std::cell::RefCell;
 
-use crate::cpu::aligned::Aligned;
 use super::top::top;
 use super::{Choice, IndexKeys, Indexer, Query, Shape, Step};
+use crate::cpu::aligned::Aligned;
 use crate::cpu::dot::{self, Target, dots};
 use crate::cpu::row::Rows;
 use crate::cpu::threads::Threads;

@@ -6,8 +6,8 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use crate::cpu::aligned::Aligned;
 use super::{Choice, Choices};
+use crate::cpu::aligned::Aligned;
 use crate::cpu::attention::{Shape, Span, attend, scale, softmax_page};
 use crate::cpu::cache::{Entries, LatentCache};
 use crate::cpu::dot::{Scratch, Target, dots};

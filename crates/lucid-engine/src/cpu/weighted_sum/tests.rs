@@ -4,7 +4,16 @@ use super::*;
 
 #[test]
 fn vector_forms_have_the_bits_of_the_plain_form() {
-    let shapes = [(1, 1, 16), (3, 64, 32), (8, 5, 512), (6, 0, 16), (5, 33, 48), (14, 64, 144), (2, 7, 21), (27, 9, 96)];
+    let shapes = [
+        (1, 1, 16),
+        (3, 64, 32),
+        (8, 5, 512),
+        (6, 0, 16),
+        (5, 33, 48),
+        (14, 64, 144),
+        (2, 7, 21),
+        (27, 9, 96),
+    ];
     for shape in shapes {
         let (queries, entries, cols) = shape;
         let stride = cols + 3;
