@@ -12,6 +12,17 @@ use super::threads::Threads;
 /// Rows of a weight that one task computes: small enough to spread, large enough to hide the hand-over.
 pub(super) const PANEL_ROWS: usize = 32;
 
+/// Weights of a product with one token that one task reads: less would be gone before the hand-over is paid.
+const ONE_TOKEN_WEIGHTS: usize = 16 << 10;
+
+/// Rows of a product that one task computes.
+fn panel_rows(product: &Product<'_>) -> usize {
+    match product.count {
+        1 => (ONE_TOKEN_WEIGHTS / product.weight.cols.max(1) / 8 * 8).clamp(PANEL_ROWS, 4 * PANEL_ROWS),
+        _ => PANEL_ROWS,
+    }
+}
+
 /// Tokens that one task computes: at full size the panel of decoded rows stays in the core's own cache.
 pub(super) const PANEL_TOKENS: usize = 96;
 
@@ -162,14 +173,15 @@ pub fn multiply(threads: &mut Threads, products: &[Product<'_>]) {
 
 /// Panels of a product.
 pub fn tasks_of(product: &Product<'_>) -> usize {
-    product.rows.len().div_ceil(PANEL_ROWS) * product.count.div_ceil(PANEL_TOKENS)
+    product.rows.len().div_ceil(panel_rows(product)) * product.count.div_ceil(PANEL_TOKENS)
 }
 
 /// One panel of rows by one panel of tokens.
 pub fn panel(product: &Product<'_>, task: usize) {
-    let row_panels = product.rows.len().div_ceil(PANEL_ROWS);
-    let first_row = task % row_panels * PANEL_ROWS;
-    let count = PANEL_ROWS.min(product.rows.len() - first_row);
+    let panel_rows = panel_rows(product);
+    let row_panels = product.rows.len().div_ceil(panel_rows);
+    let first_row = task % row_panels * panel_rows;
+    let count = panel_rows.min(product.rows.len() - first_row);
     let first_token = task / row_panels * PANEL_TOKENS;
     let tokens = PANEL_TOKENS.min(product.count - first_token);
     let weight = product.weight;

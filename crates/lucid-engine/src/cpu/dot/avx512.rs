@@ -213,17 +213,27 @@ unsafe fn tile<L: Load, const R: usize, const T: usize>(
     // With few tokens the time goes into waiting for weights: fetch those of the next tile, or further along long rows.
     let tile_bytes = R * load.row_bytes();
     let ahead = if load.row_bytes() > LONG_ROWS { LONG_ROWS } else { tile_bytes };
+    // A line of the cache is 2, 4 or 8 blocks of 16 columns: once is enough.
+    let line = if load.row_bytes() >= 2 * cols {
+        2
+    } else if load.row_bytes() >= cols {
+        4
+    } else {
+        8
+    };
     // SAFETY: rows `0..R`; blocks are inside `cols`, which every row and vector has; a prefetch never faults.
     unsafe {
         unroll!(ROW < R => { loads[ROW] = load.skip(ROW); });
         for block in 0..blocks {
             let mut weights = [_mm512_setzero_ps(); R];
-            unroll!(ROW < R => {
-                weights[ROW] = loads[ROW].load(block);
-                if T <= 3 && let Some(next) = loads[ROW].fetch(block) {
-                    _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(ahead).cast());
-                }
-            });
+            unroll!(ROW < R => { weights[ROW] = loads[ROW].load(block); });
+            if block & (line - 1) == 0 {
+                unroll!(ROW < R => {
+                    if let Some(next) = loads[ROW].fetch(block) {
+                        _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(ahead).cast());
+                    }
+                });
+            }
             unroll!(TOKEN < T => {
                 let x = _mm512_loadu_ps(xs[TOKEN].add(block * BLOCK));
                 unroll!(ROW < R => {

@@ -74,7 +74,6 @@ pub fn multiply(threads: &mut Threads, products: &[Product<'_>]) {
                 matmul::tasks_of(product)
             }
         };
-        let count = threads.count();
         let tasks: usize = products.iter().map(tasks_of).sum();
         threads.for_each(tasks, |mut task| {
             for (product, &begin) in products.iter().zip(&packed.begins) {
@@ -82,7 +81,7 @@ pub fn multiply(threads: &mut Threads, products: &[Product<'_>]) {
                 if task < here {
                     return if reads(product.weight) {
                         let packed = packed.lines.as_ptr().cast::<u32>().wrapping_add(begin);
-                        task_of(product, packed, task, count);
+                        task_of(product, packed, task);
                     } else {
                         matmul::panel(product, task);
                     };
@@ -135,7 +134,7 @@ impl Packed {
 }
 
 /// One panel of rows by one panel of vectors.
-fn task_of(product: &Product<'_>, packed: *const u32, task: usize, threads: usize) {
+fn task_of(product: &Product<'_>, packed: *const u32, task: usize) {
     let row_panels = product.rows.len().div_ceil(PANEL_ROWS);
     let first_row = task % row_panels * PANEL_ROWS;
     let count = PANEL_ROWS.min(product.rows.len() - first_row);
@@ -149,11 +148,11 @@ fn task_of(product: &Product<'_>, packed: *const u32, task: usize, threads: usiz
         // their buffer, as `OutputBuffer::rows` checked, and each (row, vector) of a product belongs to one task.
         unsafe {
             if first == 0 {
-                if task < threads {
+                if task == 0 {
                     prefetch(&rows);
                 }
                 // Most likely this thread's next panel.
-                let next = start + threads * PANEL_ROWS;
+                let next = start + PANEL_ROWS;
                 if next < product.rows.end {
                     prefetch(&Rows::of(weight, next..product.rows.end.min(next + PANEL_ROWS)));
                 }
