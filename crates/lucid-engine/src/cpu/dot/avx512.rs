@@ -4,6 +4,7 @@
 
 use std::arch::x86_64::*;
 
+use super::ahead::Ahead;
 use super::layouts::{F32, with_layout};
 use super::layouts_avx512::Load;
 use super::packed::{packed, with_packed};
@@ -15,6 +16,9 @@ use crate::cpu::unroll::unroll;
 
 /// Rows of a tile with one token.
 const ONE_TOKEN_ROWS: usize = 8;
+
+/// Up to so many tokens, tiles fetch their successors' rows while they run; more tokens leave it to [`Ahead`].
+const FETCHING_TOKENS: usize = 3;
 
 /// Rows so long that the hardware foresees their next bytes: fetched this far ahead, not one tile ahead.
 const LONG_ROWS: usize = 2048;
@@ -41,6 +45,12 @@ pub(super) unsafe fn dots<'x>(
     if rows.count == 0 || tokens == 0 {
         return;
     }
+    // Tiles have four rows where fetching ahead matters.
+    let mut ahead = match tokens {
+        ..=FETCHING_TOKENS => Ahead::nothing(),
+        _ => Ahead::of(&rows, rows.count.div_ceil(4) * tokens.div_ceil(6)),
+    };
+    let ahead = &mut ahead;
     // SAFETY: features and target as promised by the caller; the pointers are to `rows.count` whole rows.
     unsafe {
         if matches!(rows.stored, Stored::Decoded { .. }) {
@@ -48,18 +58,18 @@ pub(super) unsafe fn dots<'x>(
                 && let Some(packed) = packed(&rows, scales)
             {
                 return with_packed!(packed, load => {
-                    all_rows::<_, ONE_TOKEN_ROWS, 1>(load, &rows, 0, [x(0)], target)
+                    all_rows::<_, ONE_TOKEN_ROWS, 1>(load, &rows, 0, [x(0)], ahead, target)
                 });
             }
             let values = room(decoded, rows.count * rows.cols);
             if decode_packed(&rows, scales, values) {
                 let load = F32 { at: values.as_ptr().cast(), cols: rows.cols };
-                return all_tokens(load, &Rows::f32s(values, rows.cols), tokens, x, target);
+                return all_tokens(load, &Rows::f32s(values, rows.cols), tokens, x, ahead, target);
             }
             let rows = rows.decoded(decoded);
             let Stored::F32(bytes) = rows.stored else { unreachable!("decoded rows are f32") };
             let load = F32 { at: bytes.as_ptr(), cols: rows.cols };
-            return all_tokens(load, &rows, tokens, x, target);
+            return all_tokens(load, &rows, tokens, x, ahead, target);
         }
         // Long half-precision rows are multiplied as stored in any number of tokens: they take half of the caches (96 tokens, rows of
         // 7168: 102 GMAC/s against 68 with rows decoded first).
@@ -73,12 +83,12 @@ pub(super) unsafe fn dots<'x>(
             with_layout!(rows, load => decode(load, &rows, decoded), decode(load, &rows, decoded));
             let rows = Rows::f32s(decoded, rows.cols);
             let load = F32 { at: decoded.as_ptr().cast(), cols: rows.cols };
-            return all_tokens(load, &rows, tokens, x, target);
+            return all_tokens(load, &rows, tokens, x, ahead, target);
         }
         with_layout!(
             rows,
-            load => all_tokens(load, &rows, tokens, x, target),
-            all_rows::<_, ONE_TOKEN_ROWS, 1>(load, &rows, 0, [x(0)], target)
+            load => all_tokens(load, &rows, tokens, x, ahead, target),
+            all_rows::<_, ONE_TOKEN_ROWS, 1>(load, &rows, 0, [x(0)], ahead, target)
         );
     }
 }
@@ -131,6 +141,7 @@ unsafe fn all_tokens<'x, L: Load>(
     rows: &Rows<'_>,
     tokens: usize,
     x: impl Fn(usize) -> &'x [f32],
+    ahead: &mut Ahead,
     target: Target,
 ) {
     let mut t = 0;
@@ -140,17 +151,17 @@ unsafe fn all_tokens<'x, L: Load>(
         // SAFETY: features, pointers and target as promised by the caller.
         unsafe {
             match width {
-                1 => all_rows::<L, ONE_TOKEN_ROWS, 1>(load, rows, t, [x(t)], target),
-                2 => all_rows::<L, 8, 2>(load, rows, t, [x(t), x(t + 1)], target),
-                3 => all_rows::<L, 8, 3>(load, rows, t, [x(t), x(t + 1), x(t + 2)], target),
-                4 => all_rows::<L, 4, 4>(load, rows, t, [x(t), x(t + 1), x(t + 2), x(t + 3)], target),
+                1 => all_rows::<L, ONE_TOKEN_ROWS, 1>(load, rows, t, [x(t)], ahead, target),
+                2 => all_rows::<L, 8, 2>(load, rows, t, [x(t), x(t + 1)], ahead, target),
+                3 => all_rows::<L, 8, 3>(load, rows, t, [x(t), x(t + 1), x(t + 2)], ahead, target),
+                4 => all_rows::<L, 4, 4>(load, rows, t, [x(t), x(t + 1), x(t + 2), x(t + 3)], ahead, target),
                 5 => {
                     let xs = [x(t), x(t + 1), x(t + 2), x(t + 3), x(t + 4)];
-                    all_rows::<L, 4, 5>(load, rows, t, xs, target);
+                    all_rows::<L, 4, 5>(load, rows, t, xs, ahead, target);
                 }
                 _ => {
                     let xs = [x(t), x(t + 1), x(t + 2), x(t + 3), x(t + 4), x(t + 5)];
-                    all_rows::<L, 4, 6>(load, rows, t, xs, target);
+                    all_rows::<L, 4, 6>(load, rows, t, xs, ahead, target);
                 }
             }
         }
@@ -168,6 +179,7 @@ unsafe fn all_rows<L: Load, const R: usize, const T: usize>(
     rows: &Rows<'_>,
     first_token: usize,
     xs: [&[f32]; T],
+    ahead: &mut Ahead,
     target: Target,
 ) {
     let mut at = [std::ptr::null(); T];
@@ -179,14 +191,17 @@ unsafe fn all_rows<L: Load, const R: usize, const T: usize>(
     // SAFETY: every tile's rows exist, the vectors are as long as the rows, the rest as promised by the caller.
     unsafe {
         while r + R <= rows.count {
+            ahead.fetch();
             tile::<L, R, T>(load.skip(r), rows, r, first_token, at, target);
             r += R;
         }
         while R > 4 && r + 4 <= rows.count {
+            ahead.fetch();
             tile::<L, 4, T>(load.skip(r), rows, r, first_token, at, target);
             r += 4;
         }
         while r < rows.count {
+            ahead.fetch();
             tile::<L, 1, T>(load.skip(r), rows, r, first_token, at, target);
             r += 1;
         }
@@ -227,7 +242,7 @@ unsafe fn tile<L: Load, const R: usize, const T: usize>(
         for block in 0..blocks {
             let mut weights = [_mm512_setzero_ps(); R];
             unroll!(ROW < R => { weights[ROW] = loads[ROW].load(block); });
-            if block & (line - 1) == 0 {
+            if T <= FETCHING_TOKENS && block & (line - 1) == 0 {
                 unroll!(ROW < R => {
                     if let Some(next) = loads[ROW].fetch(block) {
                         _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(ahead).cast());

@@ -5,6 +5,8 @@
 //! never mixes them, so a result depends neither on the tile nor on the vector unit: this is where batch invariance comes from.
 
 #[cfg(target_arch = "x86_64")]
+mod ahead;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
