@@ -8,15 +8,37 @@ use crate::request::{Candidate, TokenLogprobs};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotFinite;
 
+/// Whether no value is NaN or infinite. Looks at all of them, many at a time: a vocabulary has up to 163,840.
+#[must_use]
+pub fn all_finite(values: &[f32]) -> bool {
+    const EXPONENT: u32 = 0x7f80_0000;
+    let wrong = |x: &f32| u32::from(x.to_bits() & EXPONENT == EXPONENT);
+    values.iter().fold(0, |found, x| found | wrong(x)) == 0
+}
+
+/// The highest of values that are not NaN; minus infinity if there are none.
+#[must_use]
+pub fn highest(values: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    let (blocks, tail) = values.as_chunks::<16>();
+    let higher = |lane: f32, x: f32| if x > lane { x } else { lane };
+    for block in blocks {
+        for (lane, &x) in lanes.iter_mut().zip(block) {
+            *lane = higher(*lane, x);
+        }
+    }
+    lanes.iter().chain(tail).fold(f32::NEG_INFINITY, |lane, &x| higher(lane, x))
+}
+
 /// Replaces logits by natural log-probabilities, in place. The sum runs in f64, in order.
 ///
 /// # Errors
 /// When a logit is NaN or infinite; the values are then unchanged.
 pub fn log_softmax(logits: &mut [f32]) -> Result<(), NotFinite> {
-    if !logits.iter().all(|x| x.is_finite()) {
+    if !all_finite(logits) {
         return Err(NotFinite);
     }
-    let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let highest = highest(logits);
     let sum: f64 = logits.iter().map(|&x| f64::from((x - highest).exp())).sum();
     let shift = f64::from(highest) + sum.ln();
     for x in logits {
@@ -57,6 +79,20 @@ mod tests {
         assert!((logits.iter().map(|&x| f64::from(x).exp()).sum::<f64>() - 1.0).abs() < 1e-6);
         assert_eq!(log_softmax(&mut [0.0, f32::NAN]), Err(NotFinite));
         assert_eq!(log_softmax(&mut [0.0, f32::INFINITY]), Err(NotFinite));
+    }
+
+    #[test]
+    fn what_is_not_finite_is_found_wherever_it_is() {
+        let mut values: Vec<f32> = (0..101).map(|i| (i as f32 * 0.7).sin() * f32::MAX).collect();
+        assert!(all_finite(&values) && all_finite(&[]) && all_finite(&[-0.0, f32::MIN_POSITIVE / 2.0]));
+        for (at, wrong) in [(0, f32::NAN), (15, f32::INFINITY), (16, f32::NEG_INFINITY), (100, -f32::NAN)] {
+            let right = std::mem::replace(&mut values[at], wrong);
+            assert!(!all_finite(&values), "{wrong} at {at}");
+            values[at] = right;
+        }
+        assert_eq!(highest(&values), values.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        assert_eq!(highest(&values[3..9]), values[3..9].iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        assert_eq!(highest(&[]), f32::NEG_INFINITY);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use lucid_checkpoint::TokenId;
 
 use crate::Rejected;
+use crate::logprobs::highest;
 use crate::request::Sampling;
 
 /// Below this a temperature means greedy.
@@ -122,7 +123,7 @@ impl Sampler {
 
     fn sample(&mut self, logits: &[f32]) -> TokenId {
         let temperature = self.sampling.temperature.max(LOWEST_TEMPERATURE);
-        let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let highest = highest(logits);
         // e^-30 of the best is below what f32 sums notice, and this leaves few tokens to sort.
         let mut candidates: Vec<(f32, TokenId)> = (0u32..)
             .zip(logits)
@@ -174,13 +175,8 @@ impl Sampler {
 
 /// The token with the highest logit; ties go to the lower id.
 fn likeliest(logits: &[f32]) -> TokenId {
-    let mut best = 0;
-    for (id, &logit) in logits.iter().enumerate() {
-        if logit > logits[best] {
-            best = id;
-        }
-    }
-    TokenId(best as u32)
+    let best = highest(logits);
+    TokenId(logits.iter().position(|&logit| logit == best).unwrap_or(0) as u32)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use crate::Error;
 use crate::backend::Backend;
 use crate::cpu::Span;
 use crate::engine::{RequestId, Stats};
-use crate::logprobs::{log_softmax, token_logprobs};
+use crate::logprobs::{all_finite, log_softmax, token_logprobs};
 use crate::request::{Event, Finish, Request, TokenLogprobs};
 use crate::sampler::Sampler;
 use crate::scheduler::{Scheduler, Work};
@@ -312,7 +312,7 @@ impl Stepper {
         }
         let vocab = self.model.config().vocab_size;
         let logits = &mut self.next_logits[drawing * vocab..(drawing + 1) * vocab];
-        if !logits.iter().all(|x| x.is_finite()) {
+        if !all_finite(logits) {
             return finished.push((id, not_finite(&self.shared, id, position)));
         }
         if self.prefix_cache {
