@@ -24,7 +24,7 @@ use crate::logprobs::{log_softmax, token_logprobs};
 use crate::parallel::{Rank, cut};
 use crate::weights::{FeedForward, Layer, Weights, nothing_for_w4a4};
 use crate::{Activations, Error, Semantics, SemanticsOptions, TokenLogprobs};
-use plan::{CHUNK, Plan, Sizes, plan};
+use plan::{CHUNK, CHUNK_PASSAGES, Plan, Sizes, plan};
 use reader::{Job, Loaded, Reader};
 pub use resident::resident;
 use state::State;
@@ -432,7 +432,7 @@ fn chunks(batch: &[Vec<TokenId>]) -> Vec<Vec<Piece>> {
     for (passage, tokens) in batch.iter().enumerate() {
         let mut position = 0;
         while position < tokens.len() {
-            if room == 0 {
+            if room == 0 || chunks.last().is_some_and(|chunk| chunk.len() == CHUNK_PASSAGES) {
                 chunks.push(Vec::new());
                 room = CHUNK;
             }

@@ -4,6 +4,7 @@ use lucid_checkpoint::{Checkpoint, Config};
 
 use crate::Error;
 use crate::cpu::{MOST_EXPANDED, MOST_SCORES};
+use crate::kv_cache::PAGE_TOKENS;
 
 /// Bytes of the files by what is in memory together.
 pub struct Sizes {
@@ -89,6 +90,8 @@ pub struct Plan {
 
 /// Tokens that attention computes together.
 pub const CHUNK: usize = 128;
+/// Passages that they belong to, at the most: what is expanded of each is whole pages.
+pub const CHUNK_PASSAGES: usize = 8;
 /// Tokens that go through the experts together, at the least: with fewer, experts are read again and again.
 const MIN_BLOCK: u64 = 16;
 /// Read ahead at the most: a disk needs no more to be busy.
@@ -127,7 +130,7 @@ pub fn plan(
     // Both forms of attention, whichever this processor takes.
     let of_chunk = CHUNK as u64 * bytes(heads * (2 * query + 2 * latent + 2 * rope + 2 * value) + 4 * hidden);
     // Of a chunk's passages, what is seen of them; keys and values of as many heads as the expanded form takes at a time.
-    let positions = (longest + CHUNK) as u64;
+    let positions = (longest + CHUNK + CHUNK_PASSAGES * PAGE_TOKENS) as u64;
     let of_head = bytes(query + value) * positions;
     let expanded =
         (heads as u64 * of_head).min(of_head.max(MOST_EXPANDED as u64)) + bytes(latent + rope) * positions;
