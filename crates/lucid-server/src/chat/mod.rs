@@ -72,6 +72,7 @@ impl Chat {
                 lost_token,
                 splits_characters: common.stream.is_some() && act.splits_characters(),
             },
+            streams: common.stream.is_some(),
         });
         Generation::start(self.app.clone(), self.id.clone(), jobs.collect(), "messages")
     }

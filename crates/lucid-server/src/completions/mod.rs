@@ -84,6 +84,7 @@ impl Completions {
                     lost_token: None,
                     splits_characters: common.stream.is_some() && self.app.act.splits_characters(),
                 },
+                streams: common.stream.is_some(),
             })
         });
         Generation::start(self.app.clone(), self.id.clone(), jobs.collect(), "prompt")

@@ -135,18 +135,18 @@ unsafe fn tile<V: Load, const Q: usize, const C: usize>(
     // SAFETY: promised by the caller.
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); C]; Q];
-        unroll!(I < Q => {
+        unroll!(I < Q, at most 12 => {
             unroll!(J < C => { acc[I][J] = _mm512_loadu_ps(sums.add(I * cols + 16 * J)); });
         });
         for j in 0..entries {
             let mut value = [_mm512_setzero_ps(); C];
             unroll!(J < C => { value[J] = V::load(values.add(j * stride + 16 * J)); });
-            unroll!(I < Q => {
+            unroll!(I < Q, at most 12 => {
                 let weight = _mm512_set1_ps(*weights.add(I * PAGE_TOKENS + j));
                 unroll!(J < C => { acc[I][J] = _mm512_fmadd_ps(weight, value[J], acc[I][J]); });
             });
         }
-        unroll!(I < Q => {
+        unroll!(I < Q, at most 12 => {
             unroll!(J < C => { _mm512_storeu_ps(sums.add(I * cols + 16 * J), acc[I][J]); });
         });
     }
