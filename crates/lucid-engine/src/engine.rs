@@ -35,8 +35,8 @@ pub struct EngineOptions {
     pub max_running: usize,
     /// Requests that may wait; one more is refused.
     pub max_waiting: usize,
-    /// Tokens that one step computes at the most (prompts are cut into chunks); `None` is 2,048 on a processor and 512 on a GPU. On a
-    /// processor a quarter of it goes to prompts while answers wait for the step.
+    /// Tokens that one step computes at the most (prompts are cut into chunks); `None` is 2,048. On a processor a quarter of it goes to
+    /// prompts while answers wait for the step.
     pub max_step_tokens: Option<usize>,
     /// Whether requests may begin with pages that earlier ones with the same beginning computed. Answers are the same, to the bit.
     pub prefix_cache: bool,
@@ -170,8 +170,8 @@ impl Engine {
             });
         }
         // A processor reads a long prompt in as few steps as it can: each expands all earlier positions again.
-        let (default, parts) = if options.device == Device::Cpu { (2_048, 4) } else { (512, 1) };
-        let max_step_tokens = options.max_step_tokens.unwrap_or(default);
+        let max_step_tokens = options.max_step_tokens.unwrap_or(2_048);
+        let parts = if options.device == Device::Cpu { 4 } else { 1 };
         let max_beside_answers = max_step_tokens.div_ceil(parts);
         for (option, value) in [
             ("max_running", options.max_running),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use lucid_checkpoint::Files;
-use lucid_engine::{Activations, Device, EngineOptions, KvCacheDtype, LoadFormat, Mode, SemanticsOptions};
+use lucid_engine::{Activations, EngineOptions, KvCacheDtype, LoadFormat, Mode, SemanticsOptions};
 use lucid_server::Plant;
 
 use crate::arguments::{EngineArguments, KvCacheArgument, LoadFormatArgument, ModeArgument, Nvfp4Argument};
