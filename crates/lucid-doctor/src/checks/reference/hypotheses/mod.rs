@@ -25,7 +25,7 @@ use lucid_engine::Plant;
 use tried::Tried;
 
 use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
-use crate::evidence::{Examination, HypothesisFit, PositionScore, compare};
+use crate::evidence::{Examination, HypothesisFit, PositionScore, PromptScore, compare};
 use crate::report::{Finding, Severity};
 use crate::subject::Depth;
 
@@ -179,7 +179,15 @@ fn search(
     known: &dyn Fn(Option<Plant>) -> bool,
 ) -> Result<(), String> {
     let claim = examination.evidence.claim;
-    let screened = mean(&tried.right.kl[..SCREENED.min(tried.right.kl.len())]);
+    let screened = mean(
+        &examination
+            .evidence
+            .observed
+            .iter()
+            .take(SCREENED)
+            .map(|(_, score)| apart(score, claim.is_some()))
+            .collect::<Vec<_>>(),
+    );
     for (mistake, range) in continuous().filter(|(mistake, _)| known(mistake.plant())) {
         let measure = |strength: f64| -> Option<f64> {
             if Instant::now() > deadline {
@@ -189,8 +197,9 @@ fn search(
             let mut scorer = examination.reference.as_ref()?.scorer_with(&hypothesis.semantics).ok()?;
             let observed = examination.evidence.observed.iter().take(SCREENED);
             // Logits that are not finite are as far away as can be.
-            let distances = observed
-                .map(|(observed, _)| compare(&mut scorer, observed).map_or(1.0, |score| score.mean_kl()));
+            let distances = observed.map(|(observed, _)| {
+                compare(&mut scorer, observed).map_or(1.0, |score| apart(&score, claim.is_some()))
+            });
             Some(mean(&distances.collect::<Vec<_>>()))
         };
         // A grid is coarse: what is no worse than the right model there may be far better between two points.
@@ -204,6 +213,15 @@ fn search(
         }
     }
     Ok(())
+}
+
+/// How far an answer is from a strength. Divergence is the square of something small, and drowns in f32's rounding long before
+/// log-probabilities do: a server that declares f32 is measured by these.
+fn apart(score: &PromptScore, claimed: bool) -> f64 {
+    if !claimed {
+        return score.mean_kl();
+    }
+    mean(&score.positions.iter().map(|position| position.gap.min(1.0)).collect::<Vec<_>>())
 }
 
 /// How long the reference may compute for hypotheses: longer when something is wrong, and the question is what.
