@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use lucid_checkpoint::{Checkpoint, Config, TokenId};
 
-use crate::cpu::{Cache, CpuModel, Observer, Span};
+use crate::cpu::{Cache, CpuModel, Observer, Span, Unit};
 use crate::cuda::CudaModel;
 use crate::parallel::{Collective, Meeting, Rank};
 use crate::weights::Weights;
@@ -149,6 +149,8 @@ impl Backend {
                 expected: "it must be at least 1",
             });
         }
+        // A name that isn't one is said here; the kernels would go on with the best unit.
+        Unit::limit()?;
         Ok(match device {
             Device::Cpu => {
                 let seats: Vec<Box<dyn Collective>> = match load.ranks {

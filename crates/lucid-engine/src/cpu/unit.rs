@@ -2,6 +2,11 @@
 
 use std::sync::LazyLock;
 
+use crate::Error;
+
+/// The environment variable that names the best unit to use, where a better one is not wanted: to compare, or to rule one out.
+const LIMIT: &str = "LUCID_CPU";
+
 /// A vector unit, worst first. Every kernel has the same bits on all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unit {
@@ -14,11 +19,41 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// The best one of this processor; looked up once.
+    /// The best one of this processor that the environment allows; looked up once.
     #[must_use]
     pub fn best() -> Unit {
-        static BEST: LazyLock<Unit> = LazyLock::new(look);
+        static BEST: LazyLock<Unit> =
+            LazyLock::new(|| Unit::limit().ok().flatten().map_or(look(), |limit| limit.min(look())));
         *BEST
+    }
+
+    /// What `LUCID_CPU` names, if it is set.
+    ///
+    /// # Errors
+    /// When it names none.
+    pub fn limit() -> Result<Option<Unit>, Error> {
+        match std::env::var(LIMIT) {
+            Ok(name) => Unit::named(&name).map(Some).ok_or(Error::Option {
+                option: LIMIT,
+                value: name,
+                expected: "it must be plain, avx2 or avx512",
+            }),
+            Err(std::env::VarError::NotPresent) => Ok(None),
+            Err(std::env::VarError::NotUnicode(name)) => Err(Error::Option {
+                option: LIMIT,
+                value: name.to_string_lossy().into_owned(),
+                expected: "it must be plain, avx2 or avx512",
+            }),
+        }
+    }
+
+    fn named(name: &str) -> Option<Unit> {
+        match name {
+            "plain" => Some(Unit::Plain),
+            "avx2" => Some(Unit::Avx2),
+            "avx512" => Some(Unit::Avx512),
+            _ => None,
+        }
     }
 
     /// All that this processor has: for tests and benchmarks.
@@ -49,4 +84,17 @@ fn look() -> Unit {
 #[cfg(not(target_arch = "x86_64"))]
 fn look() -> Unit {
     Unit::Plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_have_names_that_the_environment_can_give() {
+        assert_eq!(Unit::named("avx2"), Some(Unit::Avx2));
+        assert_eq!(Unit::named("plain"), Some(Unit::Plain));
+        assert_eq!(Unit::named("AVX3"), None);
+        assert!(Unit::best() <= look(), "nothing that the processor has not");
+    }
 }

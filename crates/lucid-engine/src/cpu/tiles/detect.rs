@@ -4,9 +4,12 @@ use std::arch::asm;
 use std::arch::x86_64::{__cpuid_count, _xgetbv};
 use std::sync::LazyLock;
 
-/// Whether tiles can be used. Asks the operating system once for the whole process.
+use super::super::unit::Unit;
+
+/// Whether tiles can be used, and the environment names no lesser unit. Asks the operating system once for the whole process.
 pub fn available() -> bool {
-    static AVAILABLE: LazyLock<bool> = LazyLock::new(|| has_instructions() && is_permitted());
+    static AVAILABLE: LazyLock<bool> =
+        LazyLock::new(|| matches!(Unit::limit(), Ok(None)) && has_instructions() && is_permitted());
     *AVAILABLE
 }
 
