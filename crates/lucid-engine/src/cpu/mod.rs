@@ -32,6 +32,6 @@ pub use forward::{CpuModel, Observer, Span};
 pub use indexer::MOST_SCORES;
 pub use rope::{Rope, softmax_scale};
 pub use router::Route;
-pub use unit::Unit;
 #[cfg(test)]
 pub use router::route;
+pub use unit::Unit;
