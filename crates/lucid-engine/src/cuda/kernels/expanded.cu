@@ -11,7 +11,6 @@
 #define VALUE_BYTES (HEAD_VALUE * 128)
 #define EXPANDED_BYTES (KEY_BYTES + VALUE_BYTES)
 #define EXPANDED_TOKENS 128  // of a tile
-#define QUERY_ROWS 128       // of a tile: 64 of each warpgroup
 
 __device__ __forceinline__ u32 pack_f16(float low, float high) {
     const float MOST = 65504.0f;
@@ -32,9 +31,8 @@ __device__ __forceinline__ u32 pack_small_f16(float low, float high) {
 // Where bytes 2 c and 2 c + 1 of row r stand in a block of eight rows of 64 values.
 __device__ __forceinline__ u32 swizzled(u32 r, u32 c) { return r * 128 + (c / 8 ^ r) * 16 + c % 8 * 2; }
 
-// Packs the latents of listed pages for the product with kv_b, and gives every head its rotated key part. A page beyond the last is
-// NO_PAGE; positions that nothing was written to are zeros. grid (pages), 256 threads. entries: of each page; sizes: positions written.
-#define NO_PAGE 0xffffffffu
+// Packs the latents of listed pages for the product with kv_b, and gives every head its rotated key part. list: a page's number and how
+// many of its positions were written; the others are zeros, whatever the cache holds. grid (pages), 256 threads.
 extern "C" __global__ void expand_inputs(const uint2* list, const u16* cache, u32 heads, u8* packed, u8* expanded) {
     wait_for_previous();
     uint2 page = list[blockIdx.x];
@@ -116,11 +114,6 @@ __device__ __forceinline__ void expand(const Product& p, u32 heads, const u8* pa
     }
 EXPAND(Bf16Late, 32, bf16)
 EXPAND(F8Blocks, CHUNK, f8)
-
-// Up to QUERY_ROWS rows of one sequence.
-struct QueryTile {
-    u32 row, count, position, page;  // of the step; of the first row; of the sequence's first page in the list
-};
 
 struct ExpandedMemory {
     u8 keys[2][2 * KEY_BYTES];
@@ -270,6 +263,8 @@ __device__ __forceinline__ void attend_tile(ExpandedMemory& memory, ExpandedFlag
 }
 #endif
 
+// tiles: up to 128 rows of one sequence each, 64 for each warpgroup: the first row of the step, how many, the first one's position, and
+// where the sequence's pages begin in `expanded`.
 // queries: [rows, all_heads, HEAD_NOPE + ROPE] f32, of which the first HEAD_NOPE columns count; rotated: [rows, all_heads, WIDTH] f32,
 // of which the last ROPE columns count; out: [rows,
 // all_heads * HEAD_VALUE] in `order`. Heads from `first_head` on are in `expanded`. `scale` has the base-2 logarithm's factor in it.

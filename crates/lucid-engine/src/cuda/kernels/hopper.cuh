@@ -1,7 +1,7 @@
-// Products for many vectors on Hopper's warpgroup instructions: a block multiplies 128 rows with up to 192 vectors.
+// Products for many vectors on Hopper's warpgroup instructions: a block multiplies 128 or 256 rows with up to 192 vectors.
 //
-// One warp of the block only copies: packed weights and packed vectors (see `pack_vectors`) come through a ring of stages in
-// shared memory. Two warpgroups unpack weights in registers, where wgmma takes operand A, while the tensor cores work on what was
+// Four warps of the block only copy: packed weights and packed vectors (see pack.cuh) come through a ring of stages in shared
+// memory. Two warpgroups unpack weights in registers, where wgmma takes operand A, while the tensor cores work on what was
 // unpacked before; vectors are operand B, in shared memory. Blocks stay, and take one tile of the work after the other, so that
 // copies for the next run while this one's results are stored.
 //

@@ -1,10 +1,7 @@
 // Lists of visitors' groups, and their vectors as operand B takes them (see pack.cuh).
 
-// An entry of the list of groups: up to `size` visits of one expert, and where they are packed. Entry 0 has the number of
-// groups in its first word.
-struct Group {
-    u32 expert, first, count, block;
-};
+// An entry of a list of groups, up to `size` visits of one expert: the expert, the first visit, how many, and the block of eight where
+// they are packed. Entry 0 has the number of groups in its first word.
 
 // Two lists: groups of up to `size` visits, a multiple of 8; and experts' last ones where they have no more than `narrow`.
 // One block of 512 threads. `slots` null: one expert, and every vector visits it.
