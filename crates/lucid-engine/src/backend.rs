@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 use lucid_checkpoint::{Checkpoint, Config, TokenId};
 
+use crate::choice::Choice;
 use crate::cpu::{Cache, CpuModel, Observer, Span, Unit};
 use crate::cuda::CudaModel;
 use crate::parallel::{Collective, Meeting, Rank};
@@ -254,6 +255,36 @@ impl Backend {
         match self {
             Backend::Cpu(_) => Vec::new(),
             Backend::Cuda(ranks) => ranks.iter().filter_map(|rank| rank.memory().ok()).collect(),
+        }
+    }
+
+    /// Whether a step goes on after [`Backend::forward`] has returned.
+    #[must_use]
+    pub fn goes_on(&self) -> bool {
+        matches!(self, Backend::Cuda(_))
+    }
+
+    /// Whether [`Backend::draw`] can be used.
+    #[must_use]
+    pub fn can_draw(&self) -> bool {
+        match self {
+            Backend::Cpu(_) => false,
+            Backend::Cuda(ranks) => ranks.iter().all(CudaModel::can_draw),
+        }
+    }
+
+    /// Draws a token from each of some rows of the last step where the logits are, so that they needn't come to the host; `None` where
+    /// one of them is not finite.
+    ///
+    /// # Errors
+    /// When the GPU fails, or this is a processor.
+    pub fn draw(&mut self, rows: &[(usize, Choice)]) -> Result<Vec<Option<TokenId>>, Error> {
+        match self {
+            Backend::Cuda(ranks) => CudaModel::draw(ranks, rows),
+            Backend::Cpu(_) => Err(Error::Unsupported {
+                what: "drawing from logits elsewhere than on the processor".into(),
+                hint: "ask for the logits",
+            }),
         }
     }
 

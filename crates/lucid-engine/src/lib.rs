@@ -4,6 +4,7 @@
 //! forward pass, and a token's result does not depend on what else is in the batch, on chunks, or on threads.
 
 mod backend;
+mod choice;
 mod cpu;
 mod cuda;
 mod dummy;

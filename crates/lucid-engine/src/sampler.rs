@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use lucid_checkpoint::TokenId;
 
 use crate::Rejected;
-use crate::logprobs::highest;
+use crate::choice::{Choice, pick};
 use crate::request::Sampling;
 
 /// Below this a temperature means greedy.
@@ -90,12 +90,28 @@ impl Sampler {
         for token in forbidden {
             logits[token.row()] = f32::NEG_INFINITY;
         }
-        let greedy = self.sampling.temperature < GREEDY_BELOW;
-        let token = if greedy { likeliest(logits) } else { self.sample(logits) };
+        let token = pick(&self.choose(), logits);
         if self.has_penalties() {
             *self.seen.entry(token).or_insert(0) += 1;
         }
         token
+    }
+
+    /// The next draw, for whoever has the logits, if it is from the logits as they are.
+    pub fn plain(&mut self) -> Option<Choice> {
+        let plain = self.sampling.logit_bias.is_empty() && !self.has_penalties();
+        plain.then(|| self.choose())
+    }
+
+    fn choose(&mut self) -> Choice {
+        let s = &self.sampling;
+        if s.temperature < GREEDY_BELOW {
+            return Choice::GREEDY;
+        }
+        let (inverse_temperature, min_p, top_p) =
+            (1.0 / s.temperature.max(LOWEST_TEMPERATURE), s.min_p, s.top_p);
+        let top_k = u32::try_from(s.top_k).unwrap_or(u32::MAX);
+        Choice { point: self.point(), inverse_temperature, min_p, top_p, top_k }
     }
 
     fn has_penalties(&self) -> bool {
@@ -121,62 +137,15 @@ impl Sampler {
         }
     }
 
-    fn sample(&mut self, logits: &[f32]) -> TokenId {
-        let temperature = self.sampling.temperature.max(LOWEST_TEMPERATURE);
-        let highest = highest(logits);
-        // e^-30 of the best is below what f32 sums notice, and this leaves few tokens to sort.
-        let mut candidates: Vec<(f32, TokenId)> = (0u32..)
-            .zip(logits)
-            .map(|(id, &logit)| ((logit - highest) / temperature, TokenId(id)))
-            .filter(|&(scaled, _)| scaled > -30.0)
-            .map(|(scaled, id)| (scaled.exp(), id))
-            // The best candidate has weight 1.
-            .filter(|&(weight, _)| weight >= self.sampling.min_p)
-            .collect();
-        candidates.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        if self.sampling.top_k > 0 {
-            candidates.truncate(self.sampling.top_k);
-        }
-        if self.sampling.top_p < 1.0 {
-            let total: f64 = candidates.iter().map(|c| f64::from(c.0)).sum();
-            let wanted = total * f64::from(self.sampling.top_p);
-            let mut reached = 0.0;
-            let inside = candidates.iter().take_while(|c| {
-                let open = reached < wanted;
-                reached += f64::from(c.0);
-                open
-            });
-            let keep = inside.count().max(1);
-            candidates.truncate(keep);
-        }
-        let total: f64 = candidates.iter().map(|c| f64::from(c.0)).sum();
-        let mut point = self.uniform() * total;
-        for &(weight, token) in &candidates {
-            point -= f64::from(weight);
-            if point < 0.0 {
-                return token;
-            }
-        }
-        // Rounding can leave a hair's breadth past the last candidate.
-        candidates.last().map_or_else(|| likeliest(logits), |&(_, token)| token)
-    }
-
-    /// The next number in [0, 1): a hash of seed and draw number (SplitMix64, Steele et al. 2014), so a draw depends on the
-    /// request alone and not on who else is in the batch.
-    fn uniform(&mut self) -> f64 {
+    /// The next number, as a fraction of 2^64: a hash of seed and draw number (SplitMix64, Steele et al. 2014), so a draw depends on
+    /// the request alone and not on who else is in the batch.
+    fn point(&mut self) -> u64 {
         self.drawn += 1;
         let mut z = self.seed.wrapping_add(self.drawn.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^= z >> 31;
-        (z >> 11) as f64 / (1u64 << 53) as f64
+        z ^ (z >> 31)
     }
-}
-
-/// The token with the highest logit; ties go to the lower id.
-fn likeliest(logits: &[f32]) -> TokenId {
-    let best = highest(logits);
-    TokenId(logits.iter().position(|&logit| logit == best).unwrap_or(0) as u32)
 }
 
 #[cfg(test)]

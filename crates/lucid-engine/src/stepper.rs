@@ -10,6 +10,7 @@ use lucid_checkpoint::TokenId;
 
 use crate::Error;
 use crate::backend::Backend;
+use crate::choice::Choice;
 use crate::cpu::Span;
 use crate::engine::{RequestId, Stats};
 use crate::logprobs::{all_finite, log_softmax, token_logprobs};
@@ -29,7 +30,7 @@ pub enum Command {
         /// What is asked.
         request: Request,
         /// Who wants to know.
-        sink: Box<dyn FnMut(Event) -> bool + Send>,
+        sink: Sink,
     },
     /// End a request.
     Cancel(RequestId),
@@ -70,16 +71,55 @@ impl Shared {
     }
 }
 
+/// Who wants to know about a request; false is "no longer".
+type Sink = Box<dyn FnMut(Event) -> bool + Send>;
+
 /// A request that is waiting or running.
 struct Active {
     request: Request,
-    sink: Box<dyn FnMut(Event) -> bool + Send>,
     sampler: Sampler,
     max_tokens: usize,
     generated: usize,
     /// Collected while the prompt is computed; taken when `Event::Prompt` is sent.
     prompt_logprobs: Vec<Option<TokenLogprobs>>,
     prompt_sent: bool,
+}
+
+impl Active {
+    /// Whether nothing is asked of the next logits but a token.
+    fn wants_tokens_alone(&self) -> bool {
+        self.max_tokens > 0 && self.request.logprobs.is_none()
+    }
+
+    /// The next draw, if it is from the logits as they are.
+    fn choice(&mut self) -> Option<Choice> {
+        if forbidden(&self.request, self.generated).is_empty() { self.sampler.plain() } else { None }
+    }
+
+    /// Draws from finite `logits` `[vocab_size]`, which are changed.
+    fn draw(&mut self, logits: &mut [f32], logprobs: &mut Vec<f32>) -> (TokenId, Option<TokenLogprobs>) {
+        if self.request.logprobs.is_some() {
+            logprobs.clear();
+            logprobs.extend_from_slice(logits);
+            // Finite, as was just seen.
+            let _ = log_softmax(logprobs);
+        }
+        let token = self.sampler.draw(logits, forbidden(&self.request, self.generated));
+        (token, self.request.logprobs.map(|top| token_logprobs(logprobs, token, top)))
+    }
+}
+
+/// Tokens that must not come yet.
+fn forbidden(request: &Request, generated: usize) -> &[TokenId] {
+    if generated < request.min_tokens { &request.stop_tokens } else { &[] }
+}
+
+/// What a sequence's next token comes from.
+enum Next {
+    /// Drawn on the GPU; `None` where a logit was not finite.
+    Drawn(Option<TokenId>),
+    /// A row of the logits that came to the host.
+    Logits(usize),
 }
 
 /// The thread's state.
@@ -93,8 +133,14 @@ pub struct Stepper {
     /// Source of seeds for requests without one.
     entropy: RandomState,
     plan: Vec<Work>,
-    /// One row for each sequence that draws in this step, in the order of the plan.
+    /// For each sequence that draws in this step, in the order of the plan.
+    next: Vec<Next>,
+    /// The rows of those that draw here.
     next_logits: Vec<f32>,
+    /// Told until the last event of a request.
+    sinks: HashMap<RequestId, Sink>,
+    /// Events that nobody was told yet: while a GPU computes a step, those of the last one are handed out.
+    outbox: Vec<(RequestId, Event)>,
     logits: Vec<f32>,
     logprobs: Vec<f32>,
 }
@@ -116,7 +162,10 @@ impl Stepper {
             prefix_cache,
             entropy: RandomState::new(),
             plan: Vec::new(),
+            next: Vec::new(),
             next_logits: Vec::new(),
+            sinks: HashMap::new(),
+            outbox: Vec::new(),
             logits: Vec::new(),
             logprobs: Vec::new(),
         }
@@ -144,6 +193,7 @@ impl Stepper {
     fn take_commands(&mut self, inbox: &Receiver<Command>) -> bool {
         loop {
             let command = if self.active.is_empty() {
+                self.deliver();
                 // What is shown while nothing happens must be that nothing happens.
                 self.publish();
                 match inbox.recv() {
@@ -167,7 +217,7 @@ impl Stepper {
         true
     }
 
-    fn accept(&mut self, id: RequestId, request: Request, sink: Box<dyn FnMut(Event) -> bool + Send>) {
+    fn accept(&mut self, id: RequestId, request: Request, sink: Sink) {
         let entropy = self.entropy.hash_one(id);
         let sampler = Sampler::new(request.sampling.clone(), &request.prompt, entropy);
         let max_tokens = request.max_tokens.min(self.max_model_len - request.prompt.len());
@@ -177,8 +227,9 @@ impl Stepper {
         let prompt_logprobs = if request.prompt_logprobs.is_some() { vec![None] } else { Vec::new() };
         self.active.insert(
             id,
-            Active { request, sink, sampler, max_tokens, generated: 0, prompt_logprobs, prompt_sent: false },
+            Active { request, sampler, max_tokens, generated: 0, prompt_logprobs, prompt_sent: false },
         );
+        self.sinks.insert(id, sink);
     }
 
     fn publish(&self) {
@@ -197,9 +248,10 @@ impl Stepper {
         let mut plan = std::mem::take(&mut self.plan);
         self.scheduler.plan(&mut plan);
         self.forward(&plan)?;
+        // A GPU is at it now. Who is gone stays to the end of the step, for the plan names places.
+        let mut finished = self.deliver();
         self.scheduler.computed(&plan);
-        self.compute_next_logits(&plan)?;
-        let mut finished = Vec::new();
+        self.compute_next(&plan)?;
         let (mut first_row, mut drawing) = (0, 0);
         for work in &plan {
             self.prompt_logprobs(work, first_row, &mut finished)?;
@@ -213,7 +265,33 @@ impl Stepper {
             self.finish(id, finish);
         }
         self.plan = plan;
+        if !self.model.goes_on() {
+            // A processor's next step would make them wait.
+            let gone = self.deliver();
+            for (id, finish) in gone {
+                self.finish(id, finish);
+            }
+            self.deliver();
+        }
         Ok(())
+    }
+
+    /// Hands out the events that wait; gives the requests of those who don't listen any more.
+    fn deliver(&mut self) -> Vec<(RequestId, Finish)> {
+        let mut gone = Vec::new();
+        for (id, event) in self.outbox.drain(..) {
+            let last = matches!(event, Event::Finished(_));
+            if !last && gone.iter().any(|&(other, _)| other == id) {
+                continue;
+            }
+            let listening = self.sinks.get_mut(&id).is_some_and(|sink| sink(event));
+            if last {
+                self.sinks.remove(&id);
+            } else if !listening && self.active.contains_key(&id) {
+                gone.push((id, Finish::Cancelled));
+            }
+        }
+        gone
     }
 
     /// Whether all tokens of a sequence are computed, so that the next one can be drawn.
@@ -222,17 +300,41 @@ impl Stepper {
         sequence.computed == sequence.tokens.len()
     }
 
-    /// All sequences at once: the output matrix is the largest of the model, and is read once.
-    fn compute_next_logits(&mut self, plan: &[Work]) -> Result<(), Error> {
-        let mut rows = Vec::new();
+    /// All sequences at once: the output matrix is the largest of the model, and is read once. Where the device can draw, only those
+    /// get their logits who want more than a token.
+    fn compute_next(&mut self, plan: &[Work]) -> Result<(), Error> {
+        let (mut drawing, mut rows) = (Vec::new(), Vec::new());
+        let can_draw = self.model.can_draw();
+        self.next.clear();
         let mut next_row = 0;
         for work in plan {
             next_row += work.count;
-            if self.is_complete(work) {
-                rows.push(next_row - 1);
+            if !self.is_complete(work) {
+                continue;
+            }
+            let id = self.scheduler.running()[work.running].id;
+            let choice = self.active.get_mut(&id).filter(|active| can_draw && active.wants_tokens_alone());
+            match choice.and_then(Active::choice) {
+                Some(choice) => {
+                    self.next.push(Next::Drawn(None));
+                    drawing.push((next_row - 1, choice));
+                }
+                None => {
+                    self.next.push(Next::Logits(rows.len()));
+                    rows.push(next_row - 1);
+                }
             }
         }
-        self.model.logits(&rows, &mut self.next_logits)
+        self.model.logits(&rows, &mut self.next_logits)?;
+        if !drawing.is_empty() {
+            let mut drawn = self.model.draw(&drawing)?.into_iter();
+            for next in &mut self.next {
+                if let Next::Drawn(token) = next {
+                    *token = drawn.next().flatten();
+                }
+            }
+        }
+        Ok(())
     }
 
     fn forward(&mut self, plan: &[Work]) -> Result<(), Error> {
@@ -286,11 +388,11 @@ impl Stepper {
         Ok(())
     }
 
-    /// Draws a sequence's next token; it is the `drawing`-th of this step.
+    /// A sequence's next token; it is the `drawing`-th of this step.
     fn next_token(&mut self, work: &Work, drawing: usize, finished: &mut Vec<(RequestId, Finish)>) {
         let sequence = &self.scheduler.running()[work.running];
         let (id, position) = (sequence.id, sequence.computed - 1);
-        if finished.last().is_some_and(|(done, _)| *done == id) {
+        if finished.iter().any(|(done, _)| *done == id) {
             return;
         }
         let Some(active) = self.active.get_mut(&id) else { return };
@@ -303,42 +405,34 @@ impl Stepper {
                 stats.prompt_tokens += (prompt_tokens - cached_tokens) as u64;
                 stats.cached_prompt_tokens += cached_tokens as u64;
             });
-            if !(active.sink)(Event::Prompt { cached_tokens, logprobs }) {
-                return finished.push((id, Finish::Cancelled));
-            }
+            self.outbox.push((id, Event::Prompt { cached_tokens, logprobs }));
         }
         if active.max_tokens == 0 {
             return finished.push((id, Finish::Length));
         }
         let vocab = self.model.config().vocab_size;
-        let logits = &mut self.next_logits[drawing * vocab..(drawing + 1) * vocab];
-        if !all_finite(logits) {
+        let drawn = match self.next[drawing] {
+            Next::Drawn(token) => token.map(|token| (token, None)),
+            Next::Logits(row) => {
+                let logits = &mut self.next_logits[row * vocab..(row + 1) * vocab];
+                all_finite(logits).then(|| active.draw(logits, &mut self.logprobs))
+            }
+        };
+        let Some((token, logprobs)) = drawn else {
             return finished.push((id, not_finite(&self.shared, id, position)));
-        }
+        };
         if self.prefix_cache {
             // A NaN in any of the prompt's cache entries would have reached these logits.
             self.scheduler.share(work.running);
         }
-        if active.request.logprobs.is_some() {
-            self.logprobs.clear();
-            self.logprobs.extend_from_slice(logits);
-            // Finite, as was just seen.
-            let _ = log_softmax(&mut self.logprobs);
-        }
-        let forbidden: &[TokenId] =
-            if active.generated < active.request.min_tokens { &active.request.stop_tokens } else { &[] };
-        let token = active.sampler.draw(logits, forbidden);
-        let logprobs = active.request.logprobs.map(|top| token_logprobs(&self.logprobs, token, top));
         active.generated += 1;
         self.shared.update(|stats| stats.generated_tokens += 1);
         self.scheduler.push(work.running, token);
-        let listening = (active.sink)(Event::Token { id: token, logprobs });
+        self.outbox.push((id, Event::Token { id: token, logprobs }));
         if active.request.stop_tokens.contains(&token) {
             finished.push((id, Finish::Stop(token)));
         } else if active.generated >= active.max_tokens {
             finished.push((id, Finish::Length));
-        } else if !listening {
-            finished.push((id, Finish::Cancelled));
         }
     }
 
@@ -347,9 +441,8 @@ impl Stepper {
             Finish::Failed(_) => self.scheduler.remove_unsound(id),
             _ => self.scheduler.remove(id),
         };
-        if let Some(mut active) = self.active.remove(&id) {
-            // Nothing follows, so there is nothing left to cancel.
-            let _ = (active.sink)(Event::Finished(finish));
+        if self.active.remove(&id).is_some() {
+            self.outbox.push((id, Event::Finished(finish)));
         }
     }
 
@@ -359,6 +452,7 @@ impl Stepper {
         for id in ids {
             self.finish(id, finish.clone());
         }
+        self.deliver();
         self.publish();
     }
 }

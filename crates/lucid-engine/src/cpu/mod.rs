@@ -27,6 +27,7 @@ mod weighted_sum;
 
 pub use aligned::Aligned;
 pub use cache::{Cache, LatentCache};
+pub use exp::exp;
 pub use expanded::MOST_BYTES as MOST_EXPANDED;
 pub use forward::{CpuModel, Observer, Span};
 pub use indexer::MOST_SCORES;

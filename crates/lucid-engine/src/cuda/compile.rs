@@ -47,7 +47,16 @@ const PARTS: [&[Source]; 10] = [
     &sources!["attention.cu", "attention_tensor.cu"],
     &sources!["matmul.cu"],
     &sources!["expanded.cu"],
-    &sources!["bandwidth.cu", "embedding.cu", "tile.cu", "norm.cu", "router.cu", "pack.cu", "ranks.cu"],
+    &sources![
+        "bandwidth.cu",
+        "embedding.cu",
+        "tile.cu",
+        "norm.cu",
+        "router.cu",
+        "sample.cu",
+        "pack.cu",
+        "ranks.cu"
+    ],
 ];
 
 /// What to do when the compiler is missing.

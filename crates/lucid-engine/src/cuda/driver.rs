@@ -207,8 +207,12 @@ impl Gpu {
     /// # Errors
     /// When the GPU is lost.
     pub fn make_current(&self) -> Result<(), Error> {
+        self.make_current_raw().map_err(failed("switching to the GPU"))
+    }
+
+    fn make_current_raw(&self) -> Result<(), result::DriverError> {
         // SAFETY: the context lives as long as `self`.
-        unsafe { result::ctx::set_current(self.inner.context) }.map_err(failed("switching to the GPU"))
+        unsafe { result::ctx::set_current(self.inner.context) }
     }
 
     /// Memory of the GPU that is free now, and all of it, in bytes.
@@ -297,6 +301,27 @@ impl Gpu {
             let seconds = f64::from(result::event::elapsed(start, end).map_err(failed("timing"))?) / 1e3;
             let _ = (result::event::destroy(start), result::event::destroy(end));
             Ok(seconds)
+        }
+    }
+
+    /// Work queued after this begins when `other` has done what was queued there so far.
+    ///
+    /// # Errors
+    /// When a GPU is lost.
+    pub fn follow(&self, other: &Gpu) -> Result<(), Error> {
+        other.make_current()?;
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+            .map_err(failed("waiting for another GPU"))?;
+        // SAFETY: the event and both streams live; the driver keeps a destroyed event until nobody waits for it any more.
+        unsafe {
+            let recorded = result::event::record(event, other.inner.stream);
+            let waits = recorded.and_then(|()| {
+                self.make_current_raw()?;
+                let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+                result::stream::wait_event(self.inner.stream, event, flags)
+            });
+            let _ = result::event::destroy(event);
+            waits.map_err(failed("waiting for another GPU"))
         }
     }
 

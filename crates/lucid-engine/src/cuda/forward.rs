@@ -20,9 +20,11 @@ use super::packing::Room;
 use super::ranks::{Place, Ranks, Seat, Sum};
 use super::rope::upload_angles;
 use super::router::Routes;
+use super::sampling::{Draws, MOST_TOKENS};
 use super::step::StepInputs;
 use super::weights::{Attention, DeviceMatrix, FeedForward, Layer, Query, Weights};
 use crate::backend::Load;
+use crate::choice::Choice;
 use crate::cpu::{Observer, Span, softmax_scale};
 use crate::kv_cache::PAGE_TOKENS;
 use crate::parallel::{Rank, Shard, shard_config};
@@ -30,8 +32,8 @@ use crate::{Error, Semantics};
 
 /// Up to so many tokens a step is recorded as a graph: more take long enough to hide the starts.
 const RECORDED_TOKENS: usize = 64;
-/// Rows of logits at a time: 16 of Kimi's are 10 MB.
-const LOGIT_ROWS: usize = 16;
+/// Rows of logits at a time: 64 of Kimi's are 42 MB, and stay in the second-level cache.
+const LOGIT_ROWS: usize = 64;
 
 /// A model (or a rank's part of it) on a GPU, its cache and its scratch memory.
 pub struct CudaModel {
@@ -48,6 +50,7 @@ pub struct CudaModel {
     cache: LatentCache,
     step: StepInputs,
     logit_rows: Pinned,
+    draws: Draws,
     scratch: Scratch,
     partial: PartialSums,
     expanded: Option<Expanded>,
@@ -209,6 +212,7 @@ impl CudaModel {
             cache: LatentCache::new(&gpu, config.num_hidden_layers, 0, latent + rope, semantics.mode)?,
             step: StepInputs::new(&gpu, max_tokens, 0)?,
             logit_rows: Pinned::new(&gpu, LOGIT_ROWS)?,
+            draws: Draws::new(&gpu, LOGIT_ROWS)?,
             scratch: Scratch::new(&gpu, &config, kernels.terms, max_tokens)?,
             partial: PartialSums::new(&gpu, shape, positions)?,
             expanded: match weights.layers.first().map(|layer| &layer.attention.kv_b) {
@@ -317,22 +321,63 @@ impl CudaModel {
     /// # Errors
     /// When the GPU fails, or any work of the step did.
     pub fn logits(&mut self, rows: &[usize], out: &mut Vec<f32>) -> Result<(), Error> {
-        self.gpu.make_current()?;
         let vocab = self.vocabulary.len();
         out.resize(rows.len() * vocab, 0.0);
-        let s = &self.scratch;
         for (rows, out) in rows.chunks(LOGIT_ROWS).zip(out.chunks_mut(LOGIT_ROWS * vocab)) {
-            for (word, &row) in self.logit_rows.words().iter_mut().zip(rows) {
-                *word = row as u32;
-            }
-            self.logit_rows.copy_to(s.logit_rows.address(), rows.len())?;
-            let weight = self.weights.lm_head();
-            let x = vectors(weight, s.normed.address(), s.normed_nvfp4.address());
-            let product = Product::new(weight, x).gather(s.logit_rows.address()).into(s.logits.address());
-            multiply(&self.gpu, &self.kernels, product, None, rows.len())?;
-            self.gpu.read(out, s.logits.address())?;
+            let logits = self.scratch.logits.address();
+            self.queue_logits(rows, (logits, vocab))?;
+            self.gpu.read(out, logits)?;
         }
         Ok(())
+    }
+
+    /// Queues the logits of up to `LOGIT_ROWS` rows, for the part's tokens, to rows of `width` f32. Nothing of an earlier call may be
+    /// under way.
+    fn queue_logits(&mut self, rows: &[usize], (to, width): (Address, usize)) -> Result<(), Error> {
+        self.gpu.make_current()?;
+        for (word, &row) in self.logit_rows.words().iter_mut().zip(rows) {
+            *word = row as u32;
+        }
+        let s = &self.scratch;
+        self.logit_rows.copy_to(s.logit_rows.address(), rows.len())?;
+        let weight = self.weights.lm_head();
+        let x = vectors(weight, s.normed.address(), s.normed_nvfp4.address());
+        let product = Product::new(weight, x).gather(s.logit_rows.address()).into(to).of_width(width);
+        multiply(&self.gpu, &self.kernels, product, None, rows.len())
+    }
+
+    /// Whether [`CudaModel::draw`] can be used.
+    #[must_use]
+    pub fn can_draw(&self) -> bool {
+        self.config.vocab_size <= MOST_TOKENS
+    }
+
+    /// Draws a token from each of some rows of the last step, on the first of all `ranks`; `None` where a logit is not finite.
+    ///
+    /// # Errors
+    /// When a GPU fails, or any work of the step did.
+    pub fn draw(ranks: &mut [CudaModel], rows: &[(usize, Choice)]) -> Result<Vec<Option<TokenId>>, Error> {
+        let mut tokens = Vec::with_capacity(rows.len());
+        for rows in rows.chunks(LOGIT_ROWS) {
+            let (rows, choices): (Vec<usize>, Vec<Choice>) = rows.iter().copied().unzip();
+            let Some((logits, vocab)) =
+                ranks.first().map(|first| (first.scratch.logits.address(), first.config.vocab_size))
+            else {
+                break;
+            };
+            // All ranks write to the first one's memory, each its columns.
+            for rank in &mut *ranks {
+                let columns = logits.offset(4 * rank.vocabulary.start);
+                rank.queue_logits(&rows, (columns, vocab))?;
+            }
+            let Some((first, others)) = ranks.split_first_mut() else { break };
+            for other in others {
+                first.gpu.follow(&other.gpu)?;
+            }
+            first.gpu.make_current()?;
+            first.draws.draw(&first.gpu, &first.kernels, (logits, vocab), &choices, &mut tokens)?;
+        }
+        Ok(tokens)
     }
 
     /// Forgets the layers from `count` on.

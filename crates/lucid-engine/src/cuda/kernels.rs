@@ -108,6 +108,7 @@ kernels!(
     experts_down_plain,
     combine,
     sum_ranks,
+    sample,
 );
 
 // SAFETY: handles of the driver, usable from any thread.

@@ -76,6 +76,13 @@ impl Product {
         self
     }
 
+    /// Results of a vector stand `width` values after the last one's.
+    #[must_use]
+    pub fn of_width(mut self, width: usize) -> Product {
+        self.args.y_width = width as u32;
+        self
+    }
+
     /// Adds to f32 `[vectors, rows]`.
     #[must_use]
     pub fn add_to(mut self, y: Address) -> Product {

@@ -21,6 +21,7 @@ mod packing;
 mod ranks;
 mod rope;
 mod router;
+mod sampling;
 mod step;
 #[cfg(test)]
 mod tests;

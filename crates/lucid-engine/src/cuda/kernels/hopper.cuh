@@ -143,7 +143,8 @@ __device__ __forceinline__ void sum_tile(HopperMemory<Format, N>& memory, Hopper
                 end_products();
                 wait_products<BUFFERS - 1>();
             }
-            // All products of the chunk before are complete: its stage is free.
+            // All products of the chunk before are complete, and all lanes have read its weights, for `wgmma.wait_group.sync` is a
+            // barrier of the warp: its stage is free. (A __syncwarp here makes the compiler wait for each product by itself.)
             if (word == BUFFERS - 2 && chunk > 0 && lane == 0) arrive(shared_address(&flags.empty[last_stage]));
         }
         last_stage = turn.stage;

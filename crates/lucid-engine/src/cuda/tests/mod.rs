@@ -10,6 +10,7 @@ mod norm;
 mod random;
 mod ranks;
 mod router;
+mod sampling;
 
 use std::io::Write;
 

@@ -1,0 +1,229 @@
+// Draws tokens from logits, by the rules of `choice.rs` to the bit: weights are whole numbers, so their sums don't depend on an
+// order, and `e^x` is written out as there. One block of 1,024 threads a row.
+
+struct Choice {
+    u64 point;                  // where in the kept weights the draw falls, as a fraction of 2^64
+    float inverse_temperature;  // 0: the likeliest token
+    float min_p;
+    float top_p;                // 1: all
+    u32 top_k;                  // 0: all
+};
+
+#define SAMPLE_THREADS 1024
+#define BINS 2048
+
+// `exp` of cpu/exp.rs.
+__device__ __forceinline__ float exp_as_host(float x) {
+    const float round = 12582912.0f;
+    float clamped = fminf(fmaxf(x, -87.3f), 88.0f);
+    float shifted = clamped * 1.44269504088896340736f + round;
+    float n = shifted - round;
+    float r = (clamped - n * 0.6933594f) - n * -2.1219444e-4f;
+    float series = 1.0f / 5040.0f;
+    series = series * r + 1.0f / 720.0f;
+    series = series * r + 1.0f / 120.0f;
+    series = series * r + 1.0f / 24.0f;
+    series = series * r + 1.0f / 6.0f;
+    series = series * r + 0.5f;
+    series = series * r + 1.0f;
+    series = series * r + 1.0f;
+    return x < -87.3f ? 0.0f : series * __uint_as_float((__float_as_uint(shifted) << 23) + 0x3f800000u);
+}
+
+// A row's logits and what is drawn from them; kept are the tokens above the key `bound`, and those of that key up to token `last`.
+struct Draw {
+    const float* logits;
+    u32 vocab;
+    Choice choice;
+    float highest;
+    u32 bound, last;
+
+    __device__ __forceinline__ u64 weight(float logit) const {
+        float p = exp_as_host((logit - highest) * choice.inverse_temperature);
+        return p < choice.min_p ? 0 : (u64)(p * 0x1p40f);
+    }
+
+    // The weight if the token is kept.
+    __device__ __forceinline__ u64 kept(u32 token) const {
+        float logit = logits[token];
+        u32 order = key(logit);
+        return order > bound || (order == bound && token <= last) ? weight(logit) : 0;
+    }
+};
+
+__device__ __forceinline__ u64 shuffle_up(u64 x, u32 by) {
+    u32 low = __shfl_up_sync(~0u, (u32)x, by), high = __shfl_up_sync(~0u, (u32)(x >> 32), by);
+    return (u64)high << 32 | low;
+}
+
+__device__ __forceinline__ u64 of_lane(u64 x, u32 lane) {
+    return (u64)__shfl_sync(~0u, (u32)(x >> 32), lane) << 32 | __shfl_sync(~0u, (u32)x, lane);
+}
+
+// The sum of the threads before this one and this one; `total` gets that of all.
+__device__ u64 block_scan(u64 x, u64& total) {
+    __shared__ u64 warps[32];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (u32 step = 1; step < 32; step *= 2) {
+        u64 left = shuffle_up(x, step);
+        if (lane >= step) x += left;
+    }
+    if (lane == 31) warps[warp] = x;
+    __syncthreads();
+    u64 before = 0, all = 0;
+    for (u32 w = 0; w < SAMPLE_THREADS / 32; w++) {
+        if (w < warp) before += warps[w];
+        all += warps[w];
+    }
+    __syncthreads();
+    total = all;
+    return before + x;
+}
+
+// The first token, in order, at which the sum of `measure` over the tokens up to it passes `point`; the last token if none does.
+// Warps have consecutive parts of the vocabulary.
+template <typename Measure>
+__device__ u32 token_at(u32 vocab, u64 point, u64& total, Measure measure) {
+    __shared__ u32 found;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u32 part = (vocab + SAMPLE_THREADS - 1) / SAMPLE_THREADS * 32;
+    u32 first = warp * part, end = min(first + part, vocab);
+    u64 sum = 0;
+    for (u32 token = first + lane; token < end; token += 32) sum += measure(token);
+    if (threadIdx.x == 0) found = vocab - 1;
+    u64 upto = block_scan(sum, total);
+    // Where this warp's part begins and ends.
+    u64 begins = of_lane(upto - sum, 0), ends = of_lane(upto, 31);
+    if (begins <= point && point < ends) {
+        u64 reached = begins;
+        for (u32 base = first; base < end; base += 32) {
+            u64 x = base + lane < end ? measure(base + lane) : 0;
+            for (u32 step = 1; step < 32; step *= 2) {
+                u64 left = shuffle_up(x, step);
+                if (lane >= step) x += left;
+            }
+            u32 passed = __ballot_sync(~0u, reached + x > point);
+            if (passed) {
+                if (lane == 0) found = base + __ffs(passed) - 1;
+                break;
+            }
+            reached += of_lane(x, 31);
+        }
+    }
+    __syncthreads();
+    u32 result = found;
+    __syncthreads();
+    return result;
+}
+
+// Keeps only the best tokens: those before which fewer than `wanted` tokens (or, by weight, less than a share of all weights)
+// stand, by logit and at equal logits by number. Finds the last one's key by digits: first how far it lies below the highest logit,
+// evenly spaced, because most keys begin alike; then the key's own bits.
+__device__ void keep_best(Draw& row, bool by_weight, u64 wanted, float share) {
+    __shared__ u32 sums[3][BINS];  // of 14 bits of each measure: a vocabulary has up to 2^18 tokens
+    __shared__ u64 chosen_before;
+    __shared__ u32 chosen;
+    u32 found = 0, bin = 0;
+    u64 before = 0;
+    for (int digit = 0; digit < 4; digit++) {
+        for (u32 i = threadIdx.x; i < 3 * BINS; i += SAMPLE_THREADS) ((u32*)sums)[i] = 0;
+        if (threadIdx.x == 0) chosen = ~0u;
+        __syncthreads();
+        u32 shift = digit == 1 ? 21 : digit == 2 ? 10 : 0, bits = digit == 3 ? 10 : 11;
+        for (u32 token = threadIdx.x; token < row.vocab; token += SAMPLE_THREADS) {
+            u64 weight = row.kept(token);
+            if (weight == 0) continue;
+            float logit = row.logits[token];
+            u32 distance = (u32)fminf((row.highest - logit) * row.choice.inverse_temperature * 72.0f, BINS - 1.0f), at = distance;
+            if (digit > 0) {
+                u32 order = key(logit);
+                if (distance != bin || (digit > 1 && order >> (shift + bits) != found >> (shift + bits))) continue;
+                at = (1u << bits) - 1 - (order >> shift & ((1u << bits) - 1));
+            }
+            u64 measure = by_weight ? weight : 1;
+            for (int part = 0; part < 3; part++) {
+                u32 some = (u32)(measure >> 14 * part) & 0x3fff;
+                if (some) atomicAdd(&sums[part][at], some);
+            }
+        }
+        __syncthreads();
+        u64 size[2], total;
+        for (u32 i = 0; i < 2; i++) {
+            u32 at = 2 * threadIdx.x + i;
+            size[i] = sums[0][at] + ((u64)sums[1][at] << 14) + ((u64)sums[2][at] << 28);
+        }
+        u64 upto = before + block_scan(size[0] + size[1], total);
+        if (digit == 0) {
+            if (by_weight) wanted = max((u64)((double)total * (double)share), 1ull);
+            // All are wanted.
+            if (total <= wanted) return;
+        }
+        u64 begins = upto - size[0] - size[1];
+        for (u32 i = 0; i < 2; i++) {
+            if (begins < wanted && wanted <= begins + size[i]) {
+                chosen = 2 * threadIdx.x + i;
+                chosen_before = begins;
+            }
+            begins += size[i];
+        }
+        __syncthreads();
+        before = chosen_before;
+        if (digit == 0)
+            bin = chosen;
+        else
+            found |= ((1u << bits) - 1 - chosen) << shift;
+        __syncthreads();
+    }
+    // All tokens of the last bin have one key and so one measure: as many of them as are needed.
+    u64 missing = wanted - before;
+    u32 old_bound = row.bound, old_last = row.last;
+    row.bound = found;
+    row.last = ~0u;
+    if (by_weight) {
+        u64 each = row.weight(__uint_as_float(found >> 31 ? found & 0x7fffffffu : ~found));
+        missing = (missing + each - 1) / each;
+    }
+    u64 total;
+    const Draw& r = row;
+    row.last = token_at(row.vocab, missing - 1, total, [&](u32 token) -> u64 {
+        return key(r.logits[token]) == found && (found > old_bound || token <= old_last);
+    });
+}
+
+// logits [rows, vocab]; drawn [rows]: a token, or ~0 where a logit is not finite.
+extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS) sample(const float* logits, u32 vocab, const Choice* choices, u32* drawn) {
+    __shared__ u32 best_keys[32], best_tokens[32], wrong;
+    if (threadIdx.x == 0) wrong = 0;
+    wait_for_previous();
+    __syncthreads();
+    Draw row = {logits + (u64)blockIdx.x * vocab, vocab, choices[blockIdx.x], 0.0f, 0, ~0u};
+    u32 best = 0, at = ~0u, bad = 0;
+    for (u32 token = threadIdx.x; token < vocab; token += SAMPLE_THREADS) {
+        float logit = row.logits[token];
+        bad |= (__float_as_uint(logit) & 0x7f800000u) == 0x7f800000u;
+        u32 order = key(logit);
+        if (order > best) best = order, at = token;
+    }
+    u32 warp_best = __reduce_max_sync(~0u, best);
+    at = __reduce_min_sync(~0u, best == warp_best ? at : ~0u);
+    if (bad) wrong = 1;
+    if (threadIdx.x % 32 == 0) best_keys[threadIdx.x / 32] = warp_best, best_tokens[threadIdx.x / 32] = at;
+    __syncthreads();
+    best = best_keys[threadIdx.x % 32];
+    at = best_tokens[threadIdx.x % 32];
+    warp_best = __reduce_max_sync(~0u, best);
+    at = __reduce_min_sync(~0u, best == warp_best ? at : ~0u);
+    if (wrong) at = ~0u;
+    if (at != ~0u && row.choice.inverse_temperature > 0.0f) {
+        row.highest = row.logits[at];
+        if (row.choice.top_k > 0) keep_best(row, false, row.choice.top_k, 0.0f);
+        if (row.choice.top_p < 1.0f) keep_best(row, true, 0, row.choice.top_p);
+        // The point's place is known once the weights are: once for the sum, once for the token.
+        u64 total;
+        const Draw& r = row;
+        auto kept = [&](u32 token) -> u64 { return r.kept(token); };
+        token_at(vocab, ~0ull, total, kept);
+        at = token_at(vocab, __umul64hi(row.choice.point, total), total, kept);
+    }
+    if (threadIdx.x == 0) drawn[blockIdx.x] = at;
+}
