@@ -226,6 +226,55 @@ fn batches_and_chunks_dont_change_a_bit() {
     }
 }
 
+/// What the GPU draws is what the host draws from the logits that it reads where somebody wants log-probabilities too.
+#[test]
+fn draws_dont_depend_on_who_draws() {
+    let prompts = prompts();
+    for ranks in [1, 2] {
+        let options = EngineOptions { device: GPU, ranks, ..EngineOptions::default() };
+        let engine = match Engine::start(&canary(), &options) {
+            Ok(engine) => engine,
+            Err(error) if ranks == 1 => return skip(&error),
+            Err(error) => {
+                let _ = writeln!(std::io::stderr(), "skipped: no second CUDA device ({error})");
+                return;
+            }
+        };
+        let asked = |logprobs: Option<usize>| -> Vec<Request> {
+            (0..40)
+                .map(|i| Request {
+                    prompt: prompts[i % prompts.len()].tokens[..20].to_vec(),
+                    max_tokens: 40,
+                    min_tokens: if i % 7 == 0 { 10 } else { 0 },
+                    stop_tokens: vec![TokenId(3)],
+                    sampling: Sampling {
+                        temperature: [0.0, 0.6, 1.0, 1.5][i % 4],
+                        top_p: [1.0, 0.95, 0.7][i % 3],
+                        top_k: [0, 40][i % 2],
+                        min_p: [0.0, 0.0, 0.0, 0.0, 0.05][i % 5],
+                        presence_penalty: [0.0, 0.0, 0.0, 0.0, 0.0, 0.5][i % 6],
+                        seed: Some(i as u64),
+                        ..Sampling::default()
+                    },
+                    logprobs,
+                    ..Request::default()
+                })
+                .collect()
+        };
+        let mixed: Vec<Request> = asked(None).into_iter().chain(asked(Some(1))).collect();
+        let tokens = |requests: &[Request]| -> Vec<Vec<TokenId>> {
+            generate(&engine, requests).into_iter().map(|answer| answer.tokens).collect()
+        };
+        let (on_gpu, on_host, together) = (tokens(&asked(None)), tokens(&asked(Some(1))), tokens(&mixed));
+        assert_eq!(on_gpu, on_host, "{ranks} ranks");
+        assert_eq!(on_gpu, together[..40], "{ranks} ranks");
+        assert_eq!(on_gpu, together[40..], "{ranks} ranks");
+        let different: std::collections::HashSet<&Vec<TokenId>> = on_gpu.iter().collect();
+        assert!(different.len() > 20, "the draws are all alike");
+        engine.shutdown();
+    }
+}
+
 /// The canary in INT4 (but attention) and in FP8 blocks: the processor's answers, and the promise of batches.
 #[test]
 fn other_layouts_match_the_processor_and_dont_depend_on_the_batch() {

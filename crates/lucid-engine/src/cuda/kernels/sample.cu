@@ -43,12 +43,7 @@ struct Draw {
         return p < choice.min_p ? 0 : (u64)(p * 0x1p40f);
     }
 
-    // The weight if the token is kept.
-    __device__ __forceinline__ u64 kept(u32 token) const {
-        float logit = logits[token];
-        u32 order = key(logit);
-        return order > bound || (order == bound && token <= last) ? weight(logit) : 0;
-    }
+    __device__ __forceinline__ bool keeps(u32 token, u32 order) const { return order > bound || (order == bound && token <= last); }
 };
 
 __device__ __forceinline__ u64 shuffle_up(u64 x, u32 by) {
@@ -80,31 +75,56 @@ __device__ u64 block_scan(u64 x, u64& total) {
     return before + x;
 }
 
-// The first token, in order, at which the sum of `measure` over the tokens up to it passes `point`; the last token if none does.
-// Warps have consecutive parts of the vocabulary.
-template <typename Measure>
-__device__ u32 token_at(u32 vocab, u64 point, u64& total, Measure measure) {
+// Calls f(token, logit) for the tokens first, first + stride, … below `end`; eight loads are on their way at a time.
+template <typename F>
+__device__ __forceinline__ void each_token(const float* logits, u32 first, u32 end, u32 stride, F f) {
+    for (u32 base = first; base < end; base += 8 * stride) {
+        float ahead[8];
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) ahead[i] = base + i * stride < end ? logits[base + i * stride] : 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < 8; i++)
+            if (base + i * stride < end) f(base + i * stride, ahead[i]);
+    }
+}
+
+// The first token, in order, at which the sum of `measure(token, logit)` over the tokens up to it passes `point(total)`; the last
+// token if none does. Warps have consecutive parts of the vocabulary, and lanes eight tokens each when a warp goes through its part.
+template <typename Measure, typename Point>
+__device__ u32 token_at(const float* logits, u32 vocab, Measure measure, Point point_in) {
     __shared__ u32 found;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 part = (vocab + SAMPLE_THREADS - 1) / SAMPLE_THREADS * 32;
     u32 first = warp * part, end = min(first + part, vocab);
-    u64 sum = 0;
-    for (u32 token = first + lane; token < end; token += 32) sum += measure(token);
+    u64 sum = 0, total;
+    each_token(logits, first + lane, end, 32, [&](u32 token, float logit) { sum += measure(token, logit); });
     if (threadIdx.x == 0) found = vocab - 1;
-    u64 upto = block_scan(sum, total);
+    u64 upto = block_scan(sum, total), point = point_in(total);
     // Where this warp's part begins and ends.
     u64 begins = of_lane(upto - sum, 0), ends = of_lane(upto, 31);
     if (begins <= point && point < ends) {
         u64 reached = begins;
-        for (u32 base = first; base < end; base += 32) {
-            u64 x = base + lane < end ? measure(base + lane) : 0;
+        for (u32 base = first; base < end; base += 256) {
+            u32 mine = base + 8 * lane, until = min(mine + 8, end);
+            u64 x = 0;
+            each_token(logits, mine, until, 1, [&](u32 token, float logit) { x += measure(token, logit); });
+            u64 own = x;
             for (u32 step = 1; step < 32; step *= 2) {
                 u64 left = shuffle_up(x, step);
                 if (lane >= step) x += left;
             }
             u32 passed = __ballot_sync(~0u, reached + x > point);
             if (passed) {
-                if (lane == 0) found = base + __ffs(passed) - 1;
+                if (lane == __ffs(passed) - 1) {
+                    u64 here = reached + x - own;
+                    for (u32 token = mine; token < until; token++) {
+                        here += measure(token, logits[token]);
+                        if (here > point) {
+                            found = token;
+                            break;
+                        }
+                    }
+                }
                 break;
             }
             reached += of_lane(x, 31);
@@ -130,22 +150,22 @@ __device__ void keep_best(Draw& row, bool by_weight, u64 wanted, float share) {
         if (threadIdx.x == 0) chosen = ~0u;
         __syncthreads();
         u32 shift = digit == 1 ? 21 : digit == 2 ? 10 : 0, bits = digit == 3 ? 10 : 11;
-        for (u32 token = threadIdx.x; token < row.vocab; token += SAMPLE_THREADS) {
-            u64 weight = row.kept(token);
-            if (weight == 0) continue;
-            float logit = row.logits[token];
-            u32 distance = (u32)fminf((row.highest - logit) * row.choice.inverse_temperature * 72.0f, BINS - 1.0f), at = distance;
+        const Draw& r = row;
+        each_token(r.logits, threadIdx.x, r.vocab, SAMPLE_THREADS, [&](u32 token, float logit) {
+            u32 order = key(logit);
+            u32 distance = (u32)fminf((r.highest - logit) * r.choice.inverse_temperature * 72.0f, BINS - 1.0f), at = distance;
             if (digit > 0) {
-                u32 order = key(logit);
-                if (distance != bin || (digit > 1 && order >> (shift + bits) != found >> (shift + bits))) continue;
+                if (distance != bin || (digit > 1 && order >> (shift + bits) != found >> (shift + bits))) return;
                 at = (1u << bits) - 1 - (order >> shift & ((1u << bits) - 1));
             }
+            u64 weight = r.keeps(token, order) ? r.weight(logit) : 0;
+            if (weight == 0) return;
             u64 measure = by_weight ? weight : 1;
             for (int part = 0; part < 3; part++) {
                 u32 some = (u32)(measure >> 14 * part) & 0x3fff;
                 if (some) atomicAdd(&sums[part][at], some);
             }
-        }
+        });
         __syncthreads();
         u64 size[2], total;
         for (u32 i = 0; i < 2; i++) {
@@ -183,11 +203,11 @@ __device__ void keep_best(Draw& row, bool by_weight, u64 wanted, float share) {
         u64 each = row.weight(__uint_as_float(found >> 31 ? found & 0x7fffffffu : ~found));
         missing = (missing + each - 1) / each;
     }
-    u64 total;
     const Draw& r = row;
-    row.last = token_at(row.vocab, missing - 1, total, [&](u32 token) -> u64 {
-        return key(r.logits[token]) == found && (found > old_bound || token <= old_last);
-    });
+    row.last = token_at(
+        r.logits, r.vocab,
+        [&](u32 token, float logit) -> u64 { return key(logit) == found && (found > old_bound || token <= old_last); },
+        [&](u64) { return missing - 1; });
 }
 
 // logits [rows, vocab]; drawn [rows]: a token, or ~0 where a logit is not finite.
@@ -198,12 +218,11 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS) sample(const float*
     __syncthreads();
     Draw row = {logits + (u64)blockIdx.x * vocab, vocab, choices[blockIdx.x], 0.0f, 0, ~0u};
     u32 best = 0, at = ~0u, bad = 0;
-    for (u32 token = threadIdx.x; token < vocab; token += SAMPLE_THREADS) {
-        float logit = row.logits[token];
+    each_token(row.logits, threadIdx.x, vocab, SAMPLE_THREADS, [&](u32 token, float logit) {
         bad |= (__float_as_uint(logit) & 0x7f800000u) == 0x7f800000u;
         u32 order = key(logit);
         if (order > best) best = order, at = token;
-    }
+    });
     u32 warp_best = __reduce_max_sync(~0u, best);
     at = __reduce_min_sync(~0u, best == warp_best ? at : ~0u);
     if (bad) wrong = 1;
@@ -218,12 +237,10 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS) sample(const float*
         row.highest = row.logits[at];
         if (row.choice.top_k > 0) keep_best(row, false, row.choice.top_k, 0.0f);
         if (row.choice.top_p < 1.0f) keep_best(row, true, 0, row.choice.top_p);
-        // The point's place is known once the weights are: once for the sum, once for the token.
-        u64 total;
         const Draw& r = row;
-        auto kept = [&](u32 token) -> u64 { return r.kept(token); };
-        token_at(vocab, ~0ull, total, kept);
-        at = token_at(vocab, __umul64hi(row.choice.point, total), total, kept);
+        at = token_at(
+            r.logits, vocab, [&](u32 token, float logit) -> u64 { return r.keeps(token, key(logit)) ? r.weight(logit) : 0; },
+            [&](u64 total) { return __umul64hi(r.choice.point, total); });
     }
     if (threadIdx.x == 0) drawn[blockIdx.x] = at;
 }

@@ -87,3 +87,37 @@ fn what_is_not_finite_is_found_wherever_it_is() {
     assert!(drawn[..20].iter().all(Option::is_none), "{drawn:?}");
     assert!(drawn[20].is_some());
 }
+
+/// Not a test of anything: prints the times of draws from Kimi's vocabulary, host and copies included.
+#[test]
+#[ignore = "a benchmark"]
+fn draws_at_full_width() {
+    let Some((gpu, kernels)) = gpu() else { return };
+    let (vocab, most) = (163_840, 64);
+    let mut random = Random::new(9);
+    let all: Vec<f32> = (0..most).flat_map(|_| logits(&mut random, vocab, 0)).collect();
+    let on_gpu = gpu.upload(&all).unwrap();
+    let mut draws = Draws::new(&gpu, most).unwrap();
+    let sampled = Choice { inverse_temperature: 1.0, ..Choice::GREEDY };
+    let kinds = [
+        ("greedy", Choice::GREEDY),
+        ("temperature 1", sampled),
+        ("top-p 0.95", Choice { top_p: 0.95, ..sampled }),
+        ("top-k 20, top-p 0.95", Choice { top_p: 0.95, top_k: 20, ..sampled }),
+    ];
+    for (name, choice) in kinds {
+        for rows in [1, 8, 64] {
+            let mut times: Vec<f64> = (0..20)
+                .map(|_| {
+                    let choices: Vec<Choice> =
+                        (0..rows).map(|_| Choice { point: random.word(), ..choice }).collect();
+                    let start = std::time::Instant::now();
+                    draws.draw(&gpu, &kernels, (on_gpu.address(), vocab), &choices, &mut Vec::new()).unwrap();
+                    start.elapsed().as_secs_f64()
+                })
+                .collect();
+            times.sort_by(f64::total_cmp);
+            println!("{name}, {rows} rows: {:.1} µs", times[10] * 1e6);
+        }
+    }
+}
