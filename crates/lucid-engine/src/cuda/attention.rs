@@ -44,6 +44,10 @@ pub struct StepRows {
     pub pages: Address,
     /// No row sees more pages.
     pub most_pages: usize,
+    /// `[count, chosen_words]`: a bit for each position that a row attends to; null where all do to all.
+    pub chosen: Address,
+    /// u32 words of a row's bits.
+    pub chosen_words: usize,
 }
 
 /// Where queries and entries come from, and where they go.
@@ -175,6 +179,7 @@ pub fn attend(
     let units = kind.units(step.most_pages);
     let (row_queries, sums) = (queries, partial.0.address());
     let (rows, page_table) = (step.rows, step.pages);
+    let (chosen, words) = (step.chosen, step.chosen_words as u32);
     match kind {
         Kind::Tensor => {
             // Few rows leave multiprocessors idle: then more blocks with fewer heads.
@@ -188,10 +193,10 @@ pub fn attend(
             let blocks = shape.heads.div_ceil(at_once);
             if pages == Pages::InOrder {
                 return launch!(gpu, one_by_one, (1, blocks, step.count), 256, ATTENTION_SHARED;
-                    row_queries, heads, shape.scale, rows, page_table, cache, order, out);
+                    row_queries, heads, shape.scale, rows, page_table, cache, chosen, words, order, out);
             }
             launch!(gpu, side_by_side, (units, blocks, step.count), 256, ATTENTION_SHARED;
-                row_queries, heads, shape.scale, rows, page_table, cache, sums)?;
+                row_queries, heads, shape.scale, rows, page_table, cache, chosen, words, sums)?;
         }
         Kind::Plain => {
             let (one_by_one, side_by_side) = match shape.mode {
@@ -201,10 +206,10 @@ pub fn attend(
             let blocks = shape.heads.div_ceil(8);
             if pages == Pages::InOrder {
                 return launch!(gpu, one_by_one, (blocks, step.count, 1), 256, 0;
-                    row_queries, heads, shape.scale, rows, page_table, cache, order, out);
+                    row_queries, heads, shape.scale, rows, page_table, cache, chosen, words, order, out);
             }
             launch!(gpu, side_by_side, (units, blocks, step.count), 256, 0;
-                row_queries, heads, shape.scale, rows, page_table, cache, sums)?;
+                row_queries, heads, shape.scale, rows, page_table, cache, chosen, words, sums)?;
         }
     }
     let (units, tokens) = (units as u32, if kind == Kind::Tensor { 0 } else { UNIT_TOKENS as u32 });

@@ -22,8 +22,9 @@ macro_rules! sources {
 }
 
 /// What the parts share, in the order in which the files need each other.
-const SHARED: [Source; 11] = sources![
+const SHARED: [Source; 12] = sources![
     "numerics.cuh",
+    "scan.cuh",
     "ring.cuh",
     "formats.cuh",
     "mma.cuh",
@@ -44,7 +45,7 @@ const PARTS: [&[Source]; 10] = [
     &sources!["hopper_int4.cu"],
     &sources!["hopper_f8.cu"],
     &sources!["hopper_bf16.cu"],
-    &sources!["attention.cu", "attention_tensor.cu"],
+    &sources!["attention.cu", "attention_tensor.cu", "indexer.cu"],
     &sources!["matmul.cu"],
     &sources!["expanded.cu"],
     &sources![

@@ -219,7 +219,11 @@ impl Expanded {
 /// Rows `first` to `first + count` of a step.
 #[must_use]
 pub fn part(step: StepRows, first: usize, count: usize) -> StepRows {
-    StepRows { count, rows: step.rows.offset(8 * first), ..step }
+    let chosen = match step.chosen {
+        Address::NULL => Address::NULL,
+        chosen => chosen.offset(4 * first * step.chosen_words),
+    };
+    StepRows { count, rows: step.rows.offset(8 * first), chosen, ..step }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use super::embedding::embed;
 use super::expanded::{self, Expanded, Plan};
 use super::experts::{self, ExpertBuffers, Normed};
 use super::graph::Graphs;
+use super::indexer::{self, Indexer};
 use super::kernels::{Kernels, Order};
 use super::matmul::{Product, multiply};
 use super::norm::rms_norm;
@@ -55,6 +56,7 @@ pub struct CudaModel {
     partial: PartialSums,
     expanded: Option<Expanded>,
     routes: Option<Routes>,
+    indexer: Option<Indexer>,
     experts: ExpertBuffers,
     angles: Buffer,
     weights: Weights,
@@ -209,17 +211,24 @@ impl CudaModel {
         };
         Ok(CudaModel {
             graphs: Graphs::new(&gpu),
-            cache: LatentCache::new(&gpu, config.num_hidden_layers, 0, latent + rope, semantics.mode)?,
+            cache: LatentCache::new(&gpu, &config, 0, semantics.mode)?,
             step: StepInputs::new(&gpu, max_tokens, 0)?,
             logit_rows: Pinned::new(&gpu, LOGIT_ROWS)?,
             draws: Draws::new(&gpu, LOGIT_ROWS)?,
             scratch: Scratch::new(&gpu, &config, kernels.terms, max_tokens)?,
             partial: PartialSums::new(&gpu, shape, positions)?,
-            expanded: match weights.layers.first().map(|layer| &layer.attention.kv_b) {
+            // Prompts that choose their tokens take the absorbed form.
+            expanded: match weights
+                .layers
+                .first()
+                .filter(|_| whole.indexer.is_none())
+                .map(|layer| &layer.attention.kv_b)
+            {
                 Some(kv_b) => Expanded::new(&gpu, &kernels, shape, config.v_head_dim, kv_b, positions)?,
                 None => None,
             },
             routes: moe.map(|moe| Routes::new(&gpu, moe, joined, max_tokens)).transpose()?,
+            indexer: Indexer::new(&gpu, &whole, kernels.terms, positions, max_tokens)?,
             experts: ExpertBuffers::new(&gpu, &kernels, room, width, config.hidden_size)?,
             angles: upload_angles(&gpu, &whole, positions)?,
             weights,
@@ -253,13 +262,11 @@ impl CudaModel {
     /// When it doesn't fit.
     pub fn set_cache(&mut self, pages: usize) -> Result<(), Error> {
         self.gpu.make_current()?;
-        let width = self.shape.latent + self.shape.rope;
         // Recorded steps name the old buffers.
         self.graphs = Graphs::new(&self.gpu);
         // The old cache goes first: both may not fit.
-        self.cache = LatentCache::new(&self.gpu, 0, 0, width, self.shape.mode)?;
-        self.cache =
-            LatentCache::new(&self.gpu, self.config.num_hidden_layers, pages, width, self.shape.mode)?;
+        self.cache = LatentCache::new(&self.gpu, &self.config, 0, self.shape.mode)?;
+        self.cache = LatentCache::new(&self.gpu, &self.config, pages, self.shape.mode)?;
         self.step = StepInputs::new(&self.gpu, self.max_tokens, pages)?;
         Ok(())
     }
@@ -410,6 +417,13 @@ impl CudaModel {
         self.observe(0, step.count, &mut observer)?;
         for (i, layer) in self.weights.layers.iter().enumerate() {
             self.layer(i, layer, step)?;
+            if let (Some(observer), Some(indexer)) = (observer.as_deref_mut(), &self.indexer) {
+                for (row, chosen) in indexer.read(gpu, step)?.iter().enumerate() {
+                    if let Some(chosen) = chosen {
+                        observer.chosen(i, row, chosen);
+                    }
+                }
+            }
             if let (Some(observer), FeedForward::Experts(_), Some(routes)) =
                 (observer.as_deref_mut(), &layer.feed_forward, &self.routes)
             {
@@ -443,7 +457,9 @@ impl CudaModel {
             Query::Latent { q_a, .. } => q_a,
             Query::Direct(q) => q,
         };
-        self.norm(step.count, &layer.input_layernorm, &[query.order(), layer.attention.kv_a.order()])?;
+        let mut readers = vec![query.order(), layer.attention.kv_a.order()];
+        readers.extend(layer.attention.indexer.iter().flat_map(|indexer| indexer.orders()));
+        self.norm(step.count, &layer.input_layernorm, &readers)?;
         self.attention(i, &layer.attention, step)?;
         self.sum(Sum::Attention, step.count)?;
         self.norm(step.count, &layer.post_attention_layernorm, &layer.feed_forward.orders())?;
@@ -499,6 +515,17 @@ impl CudaModel {
                 let natural = q_b.order() == Order::Natural;
                 let (natural, nvfp4) = if natural { (split, Address::NULL) } else { (Address::NULL, split) };
                 let x = (s.query_low.address(), rank);
+                let wq_b = weights.indexer.as_ref().map(|indexer| &indexer.wq_b);
+                let (natural, nvfp4) = match (wq_b, &self.indexer) {
+                    (Some(wq_b), Some(indexer)) if wq_b.order() != q_b.order() => {
+                        if natural.0 == 0 {
+                            (indexer.low(), nvfp4)
+                        } else {
+                            (natural, indexer.low())
+                        }
+                    }
+                    _ => (natural, nvfp4),
+                };
                 rms_norm(gpu, kernels, count, x, q_a_norm.address(), eps, rank, natural, nvfp4)?;
                 multiply(gpu, kernels, product(q_b, split).into(s.query.address()), None, count)?;
             }
@@ -524,6 +551,7 @@ impl CudaModel {
         };
         let cache = self.cache.layer(layer);
         attention::inputs(gpu, kernels, shape, step, cache, &inputs)?;
+        let step = self.choose(layer, weights, step)?;
 
         let order = weights.o.order();
         let all = Plan::absorbed(count);
@@ -558,6 +586,26 @@ impl CudaModel {
     }
 }
 
+impl CudaModel {
+    /// The step with what its rows attend to: as the layer's indexer chooses, or as the last one chose.
+    fn choose(&self, layer: usize, weights: &Attention, step: StepRows) -> Result<StepRows, Error> {
+        let Some(indexer) = &self.indexer else { return Ok(step) };
+        if let (Some(own), Query::Latent { q_b, .. }) = (&weights.indexer, &weights.query) {
+            let s = &self.scratch;
+            let same_order = own.wq_b.order() == q_b.order();
+            let inputs = indexer::Inputs {
+                normed: (s.normed.address(), s.normed_nvfp4.address()),
+                query_low: if same_order { s.query_low_split.address() } else { indexer.low() },
+                angles: &self.angles,
+                cache: self.cache.index_keys(layer),
+                mode: self.shape.mode,
+            };
+            indexer.run(&self.gpu, &self.kernels, own, step, inputs)?;
+        }
+        Ok(indexer.choice(step))
+    }
+}
+
 /// The normalized vectors in the order that `weight` takes.
 fn vectors(weight: &DeviceMatrix, natural: Address, nvfp4: Address) -> Address {
     match weight.order() {
@@ -567,12 +615,6 @@ fn vectors(weight: &DeviceMatrix, natural: Address, nvfp4: Address) -> Address {
 }
 
 fn check_supported(config: &Config) -> Result<(), Error> {
-    if config.indexer.is_some() {
-        return Err(Error::Unsupported {
-            what: format!("{} with its sparse-attention indexer, on a GPU,", config.architecture),
-            hint: "run it on the CPU (--device cpu)",
-        });
-    }
     let (latent, rope) = (config.kv_lora_rank, config.qk_rope_head_dim);
     // A block holds two pages in shared memory.
     if !latent.is_multiple_of(64) || !rope.is_multiple_of(64) || latent > 512 || rope > 64 {

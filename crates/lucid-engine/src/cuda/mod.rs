@@ -14,6 +14,7 @@ mod expanded;
 mod experts;
 mod forward;
 mod graph;
+mod indexer;
 mod kernels;
 mod matmul;
 mod norm;

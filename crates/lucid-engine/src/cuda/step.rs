@@ -86,7 +86,14 @@ impl StepInputs {
         }
         self.host.copy_to(self.device.address(), words)?;
         let rows = self.device.address().offset(4 * self.max_tokens);
-        Ok(StepRows { count: tokens.len(), rows, pages: rows.offset(8 * self.max_tokens), most_pages })
+        Ok(StepRows {
+            count: tokens.len(),
+            rows,
+            pages: rows.offset(8 * self.max_tokens),
+            most_pages,
+            chosen: Address::NULL,
+            chosen_words: 0,
+        })
     }
 }
 

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use lucid_checkpoint::{Matrix, Packed, ScaleType, Scales};
 
 use super::driver::{Address, Buffer, Gpu, launch};
+use super::indexer::IndexerWeights;
 use super::kernels::{ExpertWeightArgs, Kernels, Order};
 use crate::Error;
 use crate::parallel::Shard;
@@ -368,6 +369,7 @@ pub struct Attention {
     pub kv_b: DeviceMatrix,
     pub k_b_transposed: DeviceMatrix,
     pub o: DeviceMatrix,
+    pub indexer: Option<IndexerWeights>,
 }
 
 /// A mixture of experts.
@@ -480,6 +482,11 @@ fn upload_layer(gpu: &Gpu, kernels: &Kernels, layer: &weights::Layer) -> Result<
             kv_b: matrix(&attention.kv_b)?,
             k_b_transposed: matrix(&attention.k_b_transposed)?,
             o: matrix(&attention.o)?,
+            indexer: attention
+                .indexer
+                .as_ref()
+                .map(|indexer| IndexerWeights::upload(gpu, kernels, indexer))
+                .transpose()?,
         },
         post_attention_layernorm: gpu.upload(&layer.post_attention_layernorm)?,
         feed_forward: match &layer.feed_forward {

@@ -86,10 +86,16 @@ __device__ __forceinline__ void empty(Running<N>& sum) {
     for (int i = 0; i < N; i++) sum.acc[i] = make_float2(0.0f, 0.0f);
 }
 
-// The first `count` entries of a unit. The warp's query is in registers.
+// What a row attends to of 32 tokens, where an indexer chooses (see indexer.cu): a bit each.
+__device__ __forceinline__ u32 chosen_of(const u32* chosen, u32 words, u64 row, u32 i) {
+    return chosen ? chosen[row * words + i] : ~0u;
+}
+
+// The chosen ones of the first `count` entries of a unit. The warp's query is in registers.
 template <typename T>
-__device__ __forceinline__ void unit_sum(const float2 query[WIDTH / 64], const T* unit, u32 count, float scale, Sum& sum) {
+__device__ __forceinline__ void unit_sum(const float2 query[WIDTH / 64], const T* unit, u32 count, u32 chosen, float scale, Sum& sum) {
     u32 lane = threadIdx.x % 32;
+    bool is_chosen = lane < count && chosen >> lane & 1;
     float score = -INFINITY_F;  // of entry `lane`
     unit += 2 * lane;
     for (u32 j = 0; j < count; j += 4) {
@@ -112,12 +118,12 @@ __device__ __forceinline__ void unit_sum(const float2 query[WIDTH / 64], const T
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             float total = warp_sum(dot[e]) * scale;
-            if (lane == j + e && lane < count) score = total;
+            if (lane == j + e && is_chosen) score = total;
         }
     }
     sum.maximum = warp_max(score);
     // The maximum is finite, or all is NaN and stays NaN.
-    float weight = lane < count ? expf(score - sum.maximum) : 0.0f;
+    float weight = is_chosen ? expf(score - sum.maximum) : 0.0f;
     sum.total = warp_sum(weight);
 #pragma unroll
     for (int i = 0; i < LATENT / 64; i++) sum.acc[i] = make_float2(0.0f, 0.0f);
@@ -185,7 +191,7 @@ __device__ __forceinline__ void load_query(const float* queries, u64 row, u32 he
 // Units one after the other. grid (heads / 8, rows), 256 threads: a warp a head.
 template <typename T>
 __device__ __forceinline__ void attend(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,
-                                       const T* cache, int order, u16* out) {
+                                       const T* cache, const u32* chosen, u32 words, int order, u16* out) {
     wait_for_previous();
     u64 row = blockIdx.y;
     u32 head = blockIdx.x * 8 + threadIdx.x / 32;
@@ -196,7 +202,9 @@ __device__ __forceinline__ void attend(const float* queries, u32 heads, float sc
     Sum sum, unit;
     empty(sum);
     for (u32 i = 0; i * UNIT < visible; i++) {
-        unit_sum(query, unit_of(cache, pages, rows[row], i), min(UNIT, visible - i * UNIT), scale, unit);
+        u32 here = chosen_of(chosen, words, row, i);
+        if (here == 0) continue;
+        unit_sum(query, unit_of(cache, pages, rows[row], i), min(UNIT, visible - i * UNIT), here, scale, unit);
         merge(sum, unit);
     }
     finish(sum, row, head, heads, order, out);
@@ -206,7 +214,7 @@ __device__ __forceinline__ void attend(const float* queries, u32 heads, float sc
 #define PARTIAL (LATENT + 2)
 template <typename T>
 __device__ __forceinline__ void attend_units(const float* queries, u32 heads, float scale, const Row* rows,
-                                             const u32* pages, const T* cache, float* partial) {
+                                             const u32* pages, const T* cache, const u32* chosen, u32 words, float* partial) {
     wait_for_previous();
     u64 row = blockIdx.z;
     u32 head = blockIdx.y * 8 + threadIdx.x / 32, i = blockIdx.x, lane = threadIdx.x % 32;
@@ -215,7 +223,9 @@ __device__ __forceinline__ void attend_units(const float* queries, u32 heads, fl
     float2 query[WIDTH / 64];
     load_query(queries, row, head, heads, query);
     Sum unit;
-    unit_sum(query, unit_of(cache, pages, rows[row], i), min(UNIT, visible - i * UNIT), scale, unit);
+    empty(unit);
+    u32 here = chosen_of(chosen, words, row, i);
+    if (here) unit_sum(query, unit_of(cache, pages, rows[row], i), min(UNIT, visible - i * UNIT), here, scale, unit);
     float* out = partial + ((row * heads + head) * gridDim.x + i) * PARTIAL;
     if (lane == 0) *(float2*)out = make_float2(unit.maximum, unit.total);
 #pragma unroll
@@ -262,7 +272,8 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
         }
         before = fmaxf(left, before);
         so_far = fmaxf(left, so_far);
-        scales[threadIdx.x] = make_float2(expf(before - so_far), expf(mine.x - so_far));
+        // Nothing was chosen so far: there is nothing to scale.
+        scales[threadIdx.x] = so_far == -INFINITY_F ? make_float2(0.0f, 0.0f) : make_float2(expf(before - so_far), expf(mine.x - so_far));
         __syncthreads();
         u32 here = min(MERGE_THREADS, count - base);
 #pragma unroll 8
@@ -287,13 +298,13 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
     }                                                                                                                    \
     extern "C" __global__ void __launch_bounds__(256)                                                                    \
         attend_##SUFFIX(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages, const T* cache, \
-                        int order, u16* out) {                                                                           \
-        attend(queries, heads, scale, rows, pages, cache, order, out);                                                   \
+                        const u32* chosen, u32 words, int order, u16* out) {                                             \
+        attend(queries, heads, scale, rows, pages, cache, chosen, words, order, out);                                    \
     }                                                                                                                    \
     extern "C" __global__ void __launch_bounds__(256)                                                                    \
         attend_units_##SUFFIX(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,           \
-                              const T* cache, float* partial) {                                                          \
-        attend_units(queries, heads, scale, rows, pages, cache, partial);                                                \
+                              const T* cache, const u32* chosen, u32 words, float* partial) {                            \
+        attend_units(queries, heads, scale, rows, pages, cache, chosen, words, partial);                                 \
     }
 ATTENTION(f32, float)
 ATTENTION(bf16, u16)

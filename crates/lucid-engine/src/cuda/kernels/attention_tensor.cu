@@ -89,9 +89,9 @@ struct Softmax {
     float maximum, total;
 };
 
-// From scores to weights under the running maximum.
+// From scores to weights under the running maximum. `low` and `high`: what is chosen of the page's halves.
 template <int MT>
-__device__ __forceinline__ void weigh_page(AttentionMemory<MT>& memory, Softmax& softmax, float scale, u32 visible) {
+__device__ __forceinline__ void weigh_page(AttentionMemory<MT>& memory, Softmax& softmax, float scale, u32 visible, u32 low, u32 high) {
     const u32 PER_HEAD = THREADS / (16 * MT), QUADS = PAGE_TOKENS / 4 / PER_HEAD;
     u32 head = threadIdx.x / PER_HEAD, first = threadIdx.x % PER_HEAD * 4;
     float score[QUADS][4], highest = -INFINITY_F;
@@ -106,21 +106,24 @@ __device__ __forceinline__ void weigh_page(AttentionMemory<MT>& memory, Softmax&
             float sum = (&parts[0].x)[i];
 #pragma unroll
             for (int part = 1; part < 4; part++) sum += (&parts[part].x)[i];
-            score[quad][i] = token + i < visible ? sum * scale : -INFINITY_F;
+            bool is_chosen = token + i < visible && (token < 32 ? low : high) >> (token + i) % 32 & 1;
+            score[quad][i] = is_chosen ? sum * scale : -INFINITY_F;
             highest = fmaxf(highest, score[quad][i]);
         }
     }
 #pragma unroll
     for (u32 lane = PER_HEAD / 2; lane > 0; lane /= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, lane));
-    // Finite, or all is NaN and stays NaN.
-    float maximum = fmaxf(softmax.maximum, highest), rescale = expf(softmax.maximum - maximum), total = 0.0f;
+    // Finite, or all is NaN and stays NaN, or nothing was chosen yet.
+    float maximum = fmaxf(softmax.maximum, highest), total = 0.0f;
+    float rescale = maximum == -INFINITY_F ? 1.0f : expf(softmax.maximum - maximum);
+    auto weight = [&](float score) { return score == -INFINITY_F ? 0.0f : expf(score - maximum); };
 #pragma unroll
     for (u32 quad = 0; quad < QUADS; quad++) {
         u32 pairs[2];
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            pairs[i] = pack_bf16(expf(score[quad][2 * i] - maximum), expf(score[quad][2 * i + 1] - maximum));
+            pairs[i] = pack_bf16(weight(score[quad][2 * i]), weight(score[quad][2 * i + 1]));
             // What is summed is what is multiplied with.
             sum += bf16_to_f32(pairs[i]);
             sum += bf16_to_f32(pairs[i] >> 16);
@@ -199,7 +202,7 @@ __device__ __forceinline__ void each_pair(const HeadSums<MT>& sums, F f) {
 // Else one span; grid (spans, heads / (16 MT), rows); partial [rows, heads, spans, 2 + LATENT]. 256 threads.
 template <int MT, bool WHOLE>
 __device__ __forceinline__ void attend_spans(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,
-                                             const u16* cache, int order, u16* out, float* partial) {
+                                             const u16* cache, const u32* chosen, u32 words, int order, u16* out, float* partial) {
     static_assert(sizeof(AttentionMemory<MT>) <= ATTENTION_SHARED, "see kernels.rs");
     AttentionMemory<MT>& memory = *(AttentionMemory<MT>*)block_memory;
     const u32 PER_HEAD = THREADS / (16 * MT);
@@ -241,13 +244,14 @@ __device__ __forceinline__ void attend_spans(const float* queries, u32 heads, fl
         }
         score_page(memory, page);
         __syncthreads();
-        weigh_page(memory, softmax, scale, in_page);
+        weigh_page(memory, softmax, scale, in_page, chosen_of(chosen, words, row, 2 * at), chosen_of(chosen, words, row, 2 * at + 1));
         __syncthreads();
         add_page(memory, page, sums);
         if (WHOLE && (begins_span(at + 1) || at + 1 == last)) {
             // As `merge` does it.
             float maximum = fmaxf(whole.maximum, softmax.maximum);
-            float old_scale = expf(whole.maximum - maximum), new_scale = expf(softmax.maximum - maximum);
+            bool any = maximum != -INFINITY_F;
+            float old_scale = any ? expf(whole.maximum - maximum) : 0.0f, new_scale = any ? expf(softmax.maximum - maximum) : 0.0f;
             whole.total = fmaf(whole.total, old_scale, softmax.total * new_scale);
             whole.maximum = maximum;
             softmax = Softmax{-INFINITY_F, 0.0f};
@@ -296,13 +300,13 @@ __device__ __forceinline__ void attend_spans(const float* queries, u32 heads, fl
 #define ATTEND(HEADS)                                                                                                    \
     extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                             \
         attend_rows_##HEADS(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,             \
-                            const u16* cache, int order, u16* out) {                                                     \
-        attend_spans<HEADS / 16, true>(queries, heads, scale, rows, pages, cache, order, out, nullptr);                  \
+                            const u16* cache, const u32* chosen, u32 words, int order, u16* out) {                       \
+        attend_spans<HEADS / 16, true>(queries, heads, scale, rows, pages, cache, chosen, words, order, out, nullptr);   \
     }                                                                                                                    \
     extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                             \
         attend_spans_##HEADS(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,            \
-                             const u16* cache, float* partial) {                                                         \
-        attend_spans<HEADS / 16, false>(queries, heads, scale, rows, pages, cache, 0, nullptr, partial);                 \
+                             const u16* cache, const u32* chosen, u32 words, float* partial) {                           \
+        attend_spans<HEADS / 16, false>(queries, heads, scale, rows, pages, cache, chosen, words, 0, nullptr, partial);  \
     }
 ATTEND(16)
 ATTEND(32)

@@ -18,13 +18,6 @@ __device__ __forceinline__ bool better(float a, u32 i, float b, u32 j) {
     return a > b || (a == b && i < j);
 }
 
-// A number that orders as the scores do; NaN comes last, and -0 equals 0.
-__device__ __forceinline__ u32 key(float score) {
-    if (score != score) return 0;
-    u32 bits = __float_as_uint(score + 0.0f);
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-
 // The best of the experts lane, lane + 32, …; at equal scores the lowest.
 __device__ __forceinline__ void best_of_lane(const float* choice, u32 experts, u32& best, u32& at) {
     best = 0;

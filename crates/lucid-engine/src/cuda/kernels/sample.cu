@@ -9,7 +9,6 @@ struct Choice {
     u32 top_k;                  // 0: all
 };
 
-#define SAMPLE_THREADS 1024
 #define BINS 2048
 
 // `exp` of cpu/exp.rs.
@@ -46,96 +45,6 @@ struct Draw {
     __device__ __forceinline__ bool keeps(u32 token, u32 order) const { return order > bound || (order == bound && token <= last); }
 };
 
-__device__ __forceinline__ u64 shuffle_up(u64 x, u32 by) {
-    u32 low = __shfl_up_sync(~0u, (u32)x, by), high = __shfl_up_sync(~0u, (u32)(x >> 32), by);
-    return (u64)high << 32 | low;
-}
-
-__device__ __forceinline__ u64 of_lane(u64 x, u32 lane) {
-    return (u64)__shfl_sync(~0u, (u32)(x >> 32), lane) << 32 | __shfl_sync(~0u, (u32)x, lane);
-}
-
-// The sum of the threads before this one and this one; `total` gets that of all.
-__device__ u64 block_scan(u64 x, u64& total) {
-    __shared__ u64 warps[32];
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (u32 step = 1; step < 32; step *= 2) {
-        u64 left = shuffle_up(x, step);
-        if (lane >= step) x += left;
-    }
-    if (lane == 31) warps[warp] = x;
-    __syncthreads();
-    u64 before = 0, all = 0;
-    for (u32 w = 0; w < SAMPLE_THREADS / 32; w++) {
-        if (w < warp) before += warps[w];
-        all += warps[w];
-    }
-    __syncthreads();
-    total = all;
-    return before + x;
-}
-
-// Calls f(token, logit) for the tokens first, first + stride, … below `end`; eight loads are on their way at a time.
-template <typename F>
-__device__ __forceinline__ void each_token(const float* logits, u32 first, u32 end, u32 stride, F f) {
-    for (u32 base = first; base < end; base += 8 * stride) {
-        float ahead[8];
-#pragma unroll
-        for (u32 i = 0; i < 8; i++) ahead[i] = base + i * stride < end ? logits[base + i * stride] : 0.0f;
-#pragma unroll
-        for (u32 i = 0; i < 8; i++)
-            if (base + i * stride < end) f(base + i * stride, ahead[i]);
-    }
-}
-
-// The first token, in order, at which the sum of `measure(token, logit)` over the tokens up to it passes `point(total)`; the last
-// token if none does. Warps have consecutive parts of the vocabulary, and lanes eight tokens each when a warp goes through its part.
-template <typename Measure, typename Point>
-__device__ u32 token_at(const float* logits, u32 vocab, Measure measure, Point point_in) {
-    __shared__ u32 found;
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u32 part = (vocab + SAMPLE_THREADS - 1) / SAMPLE_THREADS * 32;
-    u32 first = warp * part, end = min(first + part, vocab);
-    u64 sum = 0, total;
-    each_token(logits, first + lane, end, 32, [&](u32 token, float logit) { sum += measure(token, logit); });
-    if (threadIdx.x == 0) found = vocab - 1;
-    u64 upto = block_scan(sum, total), point = point_in(total);
-    // Where this warp's part begins and ends.
-    u64 begins = of_lane(upto - sum, 0), ends = of_lane(upto, 31);
-    if (begins <= point && point < ends) {
-        u64 reached = begins;
-        for (u32 base = first; base < end; base += 256) {
-            u32 mine = base + 8 * lane, until = min(mine + 8, end);
-            u64 x = 0;
-            each_token(logits, mine, until, 1, [&](u32 token, float logit) { x += measure(token, logit); });
-            u64 own = x;
-            for (u32 step = 1; step < 32; step *= 2) {
-                u64 left = shuffle_up(x, step);
-                if (lane >= step) x += left;
-            }
-            u32 passed = __ballot_sync(~0u, reached + x > point);
-            if (passed) {
-                if (lane == __ffs(passed) - 1) {
-                    u64 here = reached + x - own;
-                    for (u32 token = mine; token < until; token++) {
-                        here += measure(token, logits[token]);
-                        if (here > point) {
-                            found = token;
-                            break;
-                        }
-                    }
-                }
-                break;
-            }
-            reached += of_lane(x, 31);
-        }
-    }
-    __syncthreads();
-    u32 result = found;
-    __syncthreads();
-    return result;
-}
-
 // Keeps only the best tokens: those before which fewer than `wanted` tokens (or, by weight, less than a share of all weights)
 // stand, by logit and at equal logits by number. Finds the last one's key by digits: first how far it lies below the highest logit,
 // evenly spaced, because most keys begin alike; then the key's own bits.
@@ -146,12 +55,12 @@ __device__ void keep_best(Draw& row, bool by_weight, u64 wanted, float share) {
     u32 found = 0, bin = 0;
     u64 before = 0;
     for (int digit = 0; digit < 4; digit++) {
-        for (u32 i = threadIdx.x; i < 3 * BINS; i += SAMPLE_THREADS) ((u32*)sums)[i] = 0;
+        for (u32 i = threadIdx.x; i < 3 * BINS; i += SCAN_THREADS) ((u32*)sums)[i] = 0;
         if (threadIdx.x == 0) chosen = ~0u;
         __syncthreads();
         u32 shift = digit == 1 ? 21 : digit == 2 ? 10 : 0, bits = digit == 3 ? 10 : 11;
         const Draw& r = row;
-        each_token(r.logits, threadIdx.x, r.vocab, SAMPLE_THREADS, [&](u32 token, float logit) {
+        each_value(r.logits, threadIdx.x, r.vocab, SCAN_THREADS, [&](u32 token, float logit) {
             u32 order = key(logit);
             u32 distance = (u32)fminf((r.highest - logit) * r.choice.inverse_temperature * 72.0f, BINS - 1.0f), at = distance;
             if (digit > 0) {
@@ -204,21 +113,21 @@ __device__ void keep_best(Draw& row, bool by_weight, u64 wanted, float share) {
         missing = (missing + each - 1) / each;
     }
     const Draw& r = row;
-    row.last = token_at(
+    row.last = first_past(
         r.logits, r.vocab,
         [&](u32 token, float logit) -> u64 { return key(logit) == found && (found > old_bound || token <= old_last); },
         [&](u64) { return missing - 1; });
 }
 
 // logits [rows, vocab]; drawn [rows]: a token, or ~0 where a logit is not finite.
-extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS) sample(const float* logits, u32 vocab, const Choice* choices, u32* drawn) {
+extern "C" __global__ void __launch_bounds__(SCAN_THREADS) sample(const float* logits, u32 vocab, const Choice* choices, u32* drawn) {
     __shared__ u32 best_keys[32], best_tokens[32], wrong;
     if (threadIdx.x == 0) wrong = 0;
     wait_for_previous();
     __syncthreads();
     Draw row = {logits + (u64)blockIdx.x * vocab, vocab, choices[blockIdx.x], 0.0f, 0, ~0u};
     u32 best = 0, at = ~0u, bad = 0;
-    each_token(row.logits, threadIdx.x, vocab, SAMPLE_THREADS, [&](u32 token, float logit) {
+    each_value(row.logits, threadIdx.x, vocab, SCAN_THREADS, [&](u32 token, float logit) {
         bad |= (__float_as_uint(logit) & 0x7f800000u) == 0x7f800000u;
         u32 order = key(logit);
         if (order > best) best = order, at = token;
@@ -238,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS) sample(const float*
         if (row.choice.top_k > 0) keep_best(row, false, row.choice.top_k, 0.0f);
         if (row.choice.top_p < 1.0f) keep_best(row, true, 0, row.choice.top_p);
         const Draw& r = row;
-        at = token_at(
+        at = first_past(
             r.logits, vocab, [&](u32 token, float logit) -> u64 { return r.keeps(token, key(logit)) ? r.weight(logit) : 0; },
             [&](u64 total) { return __umul64hi(r.choice.point, total); });
     }

@@ -3,6 +3,7 @@ use super::{bf16, gpu, joined, poisoned, read, same_bits};
 use crate::Mode;
 use crate::cuda::attention::{Inputs, Pages, PartialSums, Shape, StepRows, attend, inputs};
 use crate::cuda::driver::Address;
+use crate::cuda::expanded::part;
 use crate::cuda::kernels::Order;
 use crate::kv_cache::PAGE_TOKENS;
 
@@ -18,12 +19,16 @@ fn attention_matches_f64_over_scattered_pages() {
     let Some((gpu, mut kernels)) = gpu() else { return };
     let mut random = Random::new(11);
     let has_tensor = kernels.roomy;
-    for (mode, tensor, heads, interleaved, lengths) in [
-        (Mode::Reference, false, 8, true, &[1, 17, 64, 65, 200][..]),
-        (Mode::Serving, false, 3, false, &[1, 17, 64, 65, 200]),
-        (Mode::Serving, true, 3, false, &[1, 17, 64, 65, 530]),
-        (Mode::Serving, true, 20, true, &[300]),
-        (Mode::Serving, true, 64, true, &[70]),
+    for (mode, tensor, heads, interleaved, chooses, lengths) in [
+        (Mode::Reference, false, 8, true, false, &[1, 17, 64, 65, 200][..]),
+        (Mode::Serving, false, 3, false, false, &[1, 17, 64, 65, 200]),
+        (Mode::Serving, true, 3, false, false, &[1, 17, 64, 65, 530]),
+        (Mode::Serving, true, 20, true, false, &[300]),
+        (Mode::Serving, true, 64, true, false, &[70]),
+        (Mode::Reference, false, 8, true, true, &[1, 17, 64, 65, 700]),
+        (Mode::Serving, false, 3, false, true, &[1, 17, 64, 65, 700]),
+        (Mode::Serving, true, 3, false, true, &[1, 17, 64, 65, 700]),
+        (Mode::Serving, true, 33, true, true, &[300]),
     ] {
         kernels.roomy = tensor && has_tensor;
         let rows: usize = lengths.iter().sum();
@@ -55,11 +60,30 @@ fn attention_matches_f64_over_scattered_pages() {
         let cache = gpu.upload(&vec![f32::NAN; (pages + 3) * PAGE_TOKENS * WIDTH]).unwrap();
         let nope = gpu.allocate(rows * heads * NOPE * 6).unwrap();
         let absorbed = poisoned(&gpu, rows * heads * WIDTH);
+        // What rows attend to: some tokens, of every third row a few of the last ones alone.
+        let chosen_words = positions.div_ceil(PAGE_TOKENS) * 2;
+        let bits: Vec<u32> = (0..rows)
+            .flat_map(|row| {
+                let position = words[2 * row];
+                let first = if row % 3 == 0 { position.saturating_sub(5) } else { 0 };
+                let of_word = |random: &mut Random, word: u32| {
+                    let wanted =
+                        |random: &mut Random, i: u32| i == position || i >= first && random.below(3) == 0;
+                    (0..32).fold(0, |bits, bit| bits | u32::from(wanted(random, 32 * word + bit)) << bit)
+                };
+                (0..chosen_words as u32).map(|word| of_word(&mut random, word)).collect::<Vec<u32>>()
+            })
+            .collect();
+        let bits_gpu = gpu.upload(&bits).unwrap();
+        let is_chosen =
+            |row: usize, j: usize| !chooses || bits[row * chosen_words + j / 32] >> (j % 32) & 1 == 1;
         let step = StepRows {
             count: rows,
             rows: rows_gpu.address(),
             pages: pages_gpu.address(),
             most_pages: positions.div_ceil(PAGE_TOKENS),
+            chosen: if chooses { bits_gpu.address() } else { Address::NULL },
+            chosen_words,
         };
         let from = Inputs {
             entries: entries_gpu.address(),
@@ -110,7 +134,7 @@ fn attention_matches_f64_over_scattered_pages() {
         let together = run(Pages::SideBySide, step, absorbed.address());
         assert!(same_bits(&in_order, &together), "{mode:?}, {tensor}, {heads} heads");
         // Few rows take blocks with fewer heads.
-        let last = StepRows { count: 1, rows: step.rows.offset(8 * (rows - 1)), ..step };
+        let last = part(step, rows - 1, 1);
         let query = absorbed.address().offset(4 * (rows - 1) * heads * WIDTH);
         let same = &in_order[(rows - 1) * heads * LATENT..];
         for pages in [Pages::SideBySide, Pages::InOrder] {
@@ -147,13 +171,16 @@ fn attention_matches_f64_over_scattered_pages() {
                     let row = first + position;
                     let query = &absorbed_queries[(row * heads + head) * WIDTH..][..WIDTH];
                     let entry = |j: usize| &stored[(first + j) * WIDTH..][..WIDTH];
-                    let scores: Vec<f64> =
-                        (0..=position).map(|j| random::dot(entry(j), query).0 * 0.05).collect();
-                    let highest = scores.iter().copied().fold(f64::MIN, f64::max);
-                    let total: f64 = scores.iter().map(|s| (s - highest).exp()).sum();
+                    let scores: Vec<(usize, f64)> = (0..=position)
+                        .filter(|&j| is_chosen(row, j))
+                        .map(|j| (j, random::dot(entry(j), query).0 * 0.05))
+                        .collect();
+                    let highest = scores.iter().map(|&(_, score)| score).fold(f64::MIN, f64::max);
+                    let total: f64 = scores.iter().map(|(_, score)| (score - highest).exp()).sum();
                     for k in 0..LATENT {
-                        let expected: f64 = (0..=position)
-                            .map(|j| (scores[j] - highest).exp() / total * f64::from(entry(j)[k]))
+                        let expected: f64 = scores
+                            .iter()
+                            .map(|&(j, score)| (score - highest).exp() / total * f64::from(entry(j)[k]))
                             .sum();
                         let got = f64::from(in_order[row * heads * LATENT + head * LATENT + k]);
                         assert!(

@@ -134,6 +134,7 @@ impl Noise {
                 kv_b: self.bf16(gpu, HEADS * 256, 512),
                 k_b_transposed: self.bf16(gpu, HEADS * 512, 128),
                 o: self.bf16(gpu, HIDDEN, HEADS * 128),
+                indexer: None,
             },
             post_attention_layernorm: ones(HIDDEN),
             feed_forward: FeedForward::Experts(Box::new(Experts {
@@ -383,7 +384,14 @@ fn attention(gpu: &Gpu, kernels: &Kernels, noise: &Noise, batch: usize, context:
     let words: Vec<u32> = (0..batch).flat_map(|row| [context as u32 - 1, (row * pages) as u32]).collect();
     let (rows, table) =
         (gpu.upload(&words).unwrap(), gpu.upload(&(0..(batch * pages) as u32).collect::<Vec<_>>()).unwrap());
-    let step = StepRows { count: batch, rows: rows.address(), pages: table.address(), most_pages: pages };
+    let step = StepRows {
+        count: batch,
+        rows: rows.address(),
+        pages: table.address(),
+        most_pages: pages,
+        chosen: Address::NULL,
+        chosen_words: 0,
+    };
     let partial = PartialSums::new(gpu, shape, context).unwrap();
     let out = gpu.allocate(batch * HEADS * 512 * kernels.terms * 2).unwrap();
     let pages_kind = partial.choose(kernels, shape, step);
