@@ -162,6 +162,23 @@ impl Endpoint {
             .and_then(|_, bytes| Ok(String::from_utf8_lossy(&bytes).into_owned()))
     }
 
+    /// Empties the server's prefix cache, with the request that its dialect has for it; `None` if it has none. Everybody's next prompts are
+    /// computed again, so nobody does this unasked.
+    ///
+    /// vLLM (0.32) has `POST /reset_prefix_cache` where it was started with `VLLM_SERVER_DEV_MODE=1`, and answers `{"success": bool}`;
+    /// SGLang (0.5.23) has `POST /flush_cache`, with a status alone.
+    pub fn flush_cache(&self) -> Option<Reply<()>> {
+        let path = self.dialect().capabilities().flush?;
+        let reply = self.http.send("POST", &self.base.join(path), Some(&json!({})), |_, _| {});
+        Some(reply.and_then(|exchange, bytes| {
+            let answer: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+            if answer.get("success").and_then(Value::as_bool) == Some(false) {
+                return Err(shape(exchange, "the cache was not emptied: requests hold parts of it"));
+            }
+            Ok(())
+        }))
+    }
+
     /// `POST /v1/chat/completions`.
     pub fn chat(&self, request: &ChatRequest) -> Reply<ChatAnswer> {
         let mut body = json!(request);

@@ -146,3 +146,34 @@ fn a_stream_with_a_broken_frame_keeps_it() {
     assert_eq!(streamed.malformed, ["{\"choices\": [{\"delta\": ", "nonsense"]);
     assert_eq!(streamed.answer.content(), "The capital of France is Paris.");
 }
+
+#[test]
+fn a_cache_is_flushed_as_the_dialect_has_it() {
+    let flushing = |owner: &'static str, status: u16, body: &'static str| {
+        Server::start(move |request| match (request.method.as_str(), request.path.as_str()) {
+            ("GET", "/v1/models") => {
+                let card = format!(r#"{{"data":[{{"id":"m","owned_by":"{owner}","max_model_len":4096}}]}}"#);
+                Answer::http(200, "application/json", &card)
+            }
+            ("POST", "/reset_prefix_cache" | "/flush_cache") => {
+                Answer::http(status, "application/json", body)
+            }
+            _ => Answer::http(404, "application/json", "{}"),
+        })
+    };
+    let flushed = |owner, status, body| {
+        let server = flushing(owner, status, body);
+        let reply = connect(&server).flush_cache()?;
+        Some((reply.exchange.url.rsplit('/').next().unwrap().to_owned(), reply.outcome.is_ok()))
+    };
+    let path = |path: &str, done| Some((path.to_owned(), done));
+    assert_eq!(flushed("vllm", 200, r#"{"success":true}"#), path("reset_prefix_cache", true));
+    assert_eq!(
+        flushed("vllm", 200, r#"{"success":false}"#),
+        path("reset_prefix_cache", false),
+        "blocks are held"
+    );
+    assert_eq!(flushed("vllm", 404, r#"{"detail":"Not Found"}"#), path("reset_prefix_cache", false));
+    assert_eq!(flushed("sglang", 200, "Cache flushed."), path("flush_cache", true));
+    assert_eq!(flushed("llamacpp", 200, "{}"), None);
+}

@@ -11,7 +11,7 @@ use crate::evidence::{Evidence, Examination, MachineEvidence, Reference};
 use crate::report::{
     CheckOutcome, CheckResult, Cost, Finding, Report, SCHEMA, Severity, SubjectSummary, Verdict,
 };
-use crate::subject::{Subject, Symptom};
+use crate::subject::{Depth, Subject, Symptom};
 
 /// What happens while the diagnosis runs.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,6 +59,8 @@ pub fn diagnose(mut subject: Subject, progress: &mut dyn FnMut(Progress)) -> Rep
     }
     let mut examination = Examination {
         subject: &subject,
+        depth: subject.depth,
+        seed: subject.seed,
         endpoint: None,
         reference,
         evidence,
@@ -72,11 +74,48 @@ pub fn diagnose(mut subject: Subject, progress: &mut dyn FnMut(Progress)) -> Rep
         findings.extend(found);
         results.push(result);
     }
+    if subject.deep {
+        deepen(&mut examination, &mut findings, &mut results, has_checkpoint);
+    }
     summary.server = examination.endpoint.as_ref().map(|endpoint| endpoint.info().clone());
     let mut evidence = examination.evidence;
     summary.reference = evidence.divergence.as_ref().map(|divergence| divergence.semantics.clone());
     evidence.timeline = subject.machine.and_then(|machine| machine.logs).map(|logs| logs.timeline);
     assemble(started, clock, summary, evidence, findings, results, subject.symptom)
+}
+
+/// Causes that are as sure as this need no further test.
+const SURE: f64 = 0.95;
+
+/// Runs the test that the first cause names, with the means of a thorough examination and other questions. What it finds joins what was
+/// found; where it finds the same again, the later finding stands.
+fn deepen(
+    examination: &mut Examination<'_>,
+    findings: &mut Vec<Finding>,
+    results: &mut [CheckResult],
+    has_checkpoint: bool,
+) {
+    let ranking = causes::rank(findings, examination.subject.symptom);
+    let Some(first) = ranking.causes.first().filter(|cause| cause.probability < SURE) else { return };
+    let Some(deeper) = causes::deeper(&first.id) else { return };
+    let registry = checks::registry();
+    let Some(check) = registry.iter().find(|check| check.id() == deeper) else { return };
+    examination.depth = Depth::Thorough;
+    examination.seed = examination.seed.wrapping_add(1);
+    let (again, found) = run(check.as_ref(), examination, has_checkpoint);
+    let ended = matches!(again.outcome, CheckOutcome::Passed | CheckOutcome::Found);
+    let Some(result) = results.iter_mut().find(|result| result.id == deeper).filter(|_| ended) else {
+        return;
+    };
+    findings.retain(|finding| found.iter().all(|again| again.id != finding.id));
+    if found.iter().any(|finding| finding.severity > Severity::Info) {
+        result.outcome = CheckOutcome::Found;
+    }
+    findings.extend(found);
+    result.covered =
+        format!("{}; once more, as the test for {}: {}", result.covered, first.id, again.covered);
+    result.seconds += again.seconds;
+    result.cost = result.cost.plus(again.cost);
 }
 
 fn run(
@@ -183,6 +222,7 @@ fn assemble(
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let verdict = verdict(&findings, &checks, &evidence.obstacles, subject.endpoint.is_some());
     let ranking = causes::rank(&findings, symptom);
+    let second = causes::second(&findings, &ranking.causes);
     Report {
         schema: SCHEMA,
         lucid: env!("CARGO_PKG_VERSION").to_owned(),
@@ -193,6 +233,7 @@ fn assemble(
         obstacles: evidence.obstacles,
         causes: ranking.causes,
         something_else: ranking.something_else,
+        second,
         findings,
         checks,
         cost: evidence.cost,

@@ -104,6 +104,9 @@ pub struct Subject {
     pub symptom: Option<Symptom>,
     /// How much to spend.
     pub depth: Depth,
+    /// Run the test that the first cause names, where the server can be asked for it, and empty the server's prefix cache where it has
+    /// a request for that.
+    pub deep: bool,
     /// Seeds prompts, secrets and sampling. The same seed asks the same questions.
     pub seed: u64,
     /// Limit for one call.
@@ -127,6 +130,7 @@ impl Default for Subject {
             api_key: None,
             symptom: None,
             depth: Depth::default(),
+            deep: false,
             seed: 1,
             timeout: Duration::from_secs(300),
             patience: None,

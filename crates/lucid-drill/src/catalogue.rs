@@ -1,7 +1,7 @@
 //! What can be planted, and which cause the doctor should say.
 
 use lucid_engine::Plant as Engine;
-use lucid_server::Plant;
+use lucid_server::{Guise, Plant};
 
 use crate::Machine;
 
@@ -39,6 +39,8 @@ pub enum Setup {
     OneThread,
     /// A KV cache that holds little more than one long request.
     SmallCache,
+    /// With another server's surface: nothing is declared, and less is returned.
+    As(Guise),
 }
 
 const fn fault(name: &'static str, plant: Plant, cause: &'static str, about: &'static str) -> Case {
@@ -82,6 +84,17 @@ pub const CATALOGUE: &[Case] = &[
     healthy("healthy-small-steps", Setup::SmallSteps, "nothing is planted; prompts come in small chunks"),
     healthy("healthy-one-thread", Setup::OneThread, "nothing is planted; one thread"),
     healthy("healthy-small-cache", Setup::SmallCache, "nothing is planted; pages are reused all the time"),
+    healthy("healthy-as-vllm", Setup::As(Guise::Vllm), "nothing is planted; what vLLM tells, and no more"),
+    healthy(
+        "healthy-as-sglang",
+        Setup::As(Guise::Sglang),
+        "nothing is planted; what SGLang tells, and no more",
+    ),
+    healthy(
+        "healthy-as-llama-cpp",
+        Setup::As(Guise::LlamaCpp),
+        "nothing is planted; what llama-server tells, and no more",
+    ),
     machine(
         "healthy-machine",
         Machine::Clean,
@@ -189,6 +202,24 @@ pub const CATALOGUE: &[Case] = &[
         Plant::Engine(Engine::CausalOffByOne),
         "attention-kernel",
         "a token doesn't see itself",
+    ),
+    fault(
+        "decode-softmax-scale",
+        Plant::Engine(Engine::DecodeSoftmaxScale),
+        "attention-kernel",
+        "answers are attended to with another softmax scale than prompts",
+    ),
+    fault(
+        "decode-position-shifted",
+        Plant::Engine(Engine::DecodePositionShifted),
+        "rope-scaling",
+        "tokens of answers are rotated as if they stood one position off",
+    ),
+    fault(
+        "decode-kv-scale",
+        Plant::Engine(Engine::DecodeKvScale),
+        "kv-cache-scales",
+        "entries of answers are written with a scale that nobody undoes",
     ),
     fault(
         "kv-scale-missing-on-read",
@@ -328,12 +359,12 @@ pub const CATALOGUE: &[Case] = &[
         "attention-kernel",
         "prompts that share a step with another one get no attention output in one layer",
     )),
-    held_out(fault(
+    fault(
         "repeat-answered-empty",
         Plant::RepeatAnsweredEmpty,
         "prefix-cache",
         "a prompt that came before is answered with nothing",
-    )),
+    ),
     held_out(fault(
         "stream-think-unparsed",
         Plant::StreamThinkUnparsed,

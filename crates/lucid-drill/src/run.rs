@@ -32,6 +32,9 @@ fn serve_case(
 ) -> Result<(RunningServer, Option<String>), Error> {
     let mut options = ServerOptions::new(model_name);
     (options.plant, options.plant_seed) = (case.plant, Some(seed));
+    if let Setup::As(guise) = case.setup {
+        options.guise = Some(guise);
+    }
     // A stalled answer would hold up the end of its run.
     options.limits.shutdown_grace = Duration::from_millis(200);
     let app = App::load(
@@ -62,6 +65,7 @@ fn engine_options(setup: Setup, threads: Option<usize>) -> EngineOptions {
         },
         Setup::SmallSteps => EngineOptions { max_step_tokens: Some(48), max_running: 4, ..usual },
         Setup::OneThread => EngineOptions { threads: Some(1), ..usual },
+        Setup::As(_) => usual,
         Setup::SmallCache => EngineOptions { kv_cache_tokens: 4_608, ..usual },
     }
 }

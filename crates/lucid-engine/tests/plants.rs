@@ -21,13 +21,22 @@ fn of_the_model() -> impl Iterator<Item = Planted> {
     })
 }
 
-/// Log-probabilities of a golden's own tokens, prompt and answer.
+/// Log-probabilities of a golden's own tokens, all of them taken for the prompt.
 fn scores(name: &str, planted: Option<Planted>) -> Result<(Semantics, Vec<f32>), lucid_engine::Error> {
+    scores_after(name, usize::MAX, planted)
+}
+
+/// The same where the prompt ends after so many tokens.
+fn scores_after(
+    name: &str,
+    prompt: usize,
+    planted: Option<Planted>,
+) -> Result<(Semantics, Vec<f32>), lucid_engine::Error> {
     let golden = goldens::prompts().into_iter().find(|golden| golden.name == name).unwrap();
     let semantics = SemanticsOptions { mode: Mode::Reference, plant: planted, ..SemanticsOptions::default() };
     let mut scorer = Scorer::new(&canary(), &semantics, Some(2))?;
     let mut scores = Vec::new();
-    scorer.score(&golden.tokens, |position, logprobs| {
+    scorer.score_answer(&golden.tokens, prompt.min(golden.tokens.len()), |position, logprobs| {
         if let Some(next) = golden.tokens.get(position + 1) {
             scores.push(logprobs[next.row()]);
         }
@@ -42,12 +51,33 @@ fn largest(a: &[f32], b: &[f32]) -> f32 {
 #[test]
 fn faults_of_the_model_change_its_distributions() {
     let (_, right) = scores("capital", None).unwrap();
-    for planted in of_the_model() {
+    for planted in of_the_model().filter(|planted| !planted.plant.is_of_decoding()) {
         let (semantics, wrong) = scores("capital", Some(planted)).unwrap();
         // `router-bias-missing` hardly moves this model, by 0.003 here.
         assert!(largest(&right, &wrong) > 1e-3, "{planted}: {}", largest(&right, &wrong));
         assert!(semantics.plant.unwrap().starts_with(planted.plant.name()));
         assert_eq!(scores("capital", Some(planted)).unwrap().1, wrong, "{planted}: a seed is one instance");
+    }
+}
+
+#[test]
+fn faults_of_decoding_leave_the_prompt_alone() {
+    const PROMPT: usize = 6;
+    let (_, right) = scores_after("capital", PROMPT, None).unwrap();
+    assert!(right.len() > PROMPT + 4, "the golden has an answer of its own");
+    for planted in of_the_model().filter(|planted| planted.plant.is_of_decoding()) {
+        let (semantics, wrong) = scores_after("capital", PROMPT, Some(planted)).unwrap();
+        // The prompt's last row gives the answer's first token.
+        assert_eq!(right[..PROMPT], wrong[..PROMPT], "{planted}");
+        let moved = largest(&right[PROMPT..], &wrong[PROMPT..]);
+        // Of a short answer, little hangs on attention; f32 rounds a hundred times less.
+        assert!(moved > 1e-4, "{planted}: {moved}");
+        assert!(semantics.plant.unwrap().starts_with(planted.plant.name()));
+        assert_eq!(
+            scores("capital", Some(planted)).unwrap().1,
+            scores("capital", None).unwrap().1,
+            "{planted}: no answer"
+        );
     }
 }
 

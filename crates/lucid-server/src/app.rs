@@ -12,7 +12,7 @@ use lucid_text::{ChatTemplate, Tokenizer};
 use crate::metrics::Metrics;
 use crate::plant::Act;
 use crate::validate::ModelFacts;
-use crate::{Error, Limits, Plant, ServerOptions};
+use crate::{Error, Guise, Limits, Plant, ServerOptions};
 
 /// A model that can be asked: everything behind the routes. Cheap to clone.
 #[derive(Clone)]
@@ -37,6 +37,7 @@ pub(crate) struct Inner {
     pub(crate) fingerprint: String,
     pub(crate) plant: Option<Plant>,
     pub(crate) act: Act,
+    pub(crate) guise: Option<Guise>,
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
     request_ids: RequestIds,
@@ -86,7 +87,7 @@ impl App {
         checkpoint: &Checkpoint,
         options: ServerOptions,
     ) -> App {
-        let ServerOptions { model_name, plant, plant_seed, limits } = options;
+        let ServerOptions { model_name, plant, plant_seed, guise, limits } = options;
         let generation = checkpoint.generation();
         let config_eos = &checkpoint.config().eos_token_ids;
         let mut eos: Vec<TokenId> = config_eos.iter().chain(&generation.eos_token_ids).copied().collect();
@@ -115,6 +116,7 @@ impl App {
             facts,
             plant,
             act: Act::new(plant, plant_seed),
+            guise,
             limits,
             request_ids: RequestIds::default(),
         };

@@ -11,6 +11,7 @@ mod choice;
 mod completions;
 mod error;
 mod generation;
+mod guise;
 mod lifecycle;
 mod metrics;
 mod options;
@@ -25,6 +26,7 @@ mod validate;
 
 pub use app::App;
 pub use error::Error;
+pub use guise::Guise;
 pub use lifecycle::Server;
 pub use options::{Limits, ServerOptions};
 pub use plant::Plant;

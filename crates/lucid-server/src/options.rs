@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::Plant;
+use crate::{Guise, Plant};
 
 /// Options of a server.
 #[derive(Clone, Debug)]
@@ -14,6 +14,8 @@ pub struct ServerOptions {
     pub plant: Option<Plant>,
     /// Draws the fault's place and strength; `None` makes it as it is usually made.
     pub plant_seed: Option<u64>,
+    /// Another server's surface, for drills.
+    pub guise: Option<Guise>,
     /// Bounds of what clients may ask for.
     pub limits: Limits,
 }
@@ -26,6 +28,7 @@ impl ServerOptions {
             model_name: model_name.into(),
             plant: None,
             plant_seed: None,
+            guise: None,
             limits: Limits::default(),
         }
     }

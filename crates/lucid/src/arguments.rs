@@ -316,6 +316,9 @@ pub struct Doctor {
     /// How much to spend
     #[arg(long, value_enum, default_value_t = DepthArgument::Standard)]
     pub depth: DepthArgument,
+    /// Also run the test that the first cause names, if it isn't sure, and empty the server's prefix cache for it
+    #[arg(long, requires = "endpoint")]
+    pub deep: bool,
     /// Seeds prompts, secrets and sampling
     #[arg(long, default_value_t = 1)]
     pub seed: u64,

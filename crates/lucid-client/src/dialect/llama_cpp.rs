@@ -9,5 +9,6 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     chat_logprobs: true,
     tokenize_messages: false,
     max_logprobs: 20,
+    flush: None,
     reasoning_field: "reasoning_content",
 };

@@ -11,6 +11,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     chat_logprobs: true,
     tokenize_messages: true,
     max_logprobs: 20,
+    flush: None,
     reasoning_field: "reasoning",
 };
 

@@ -42,6 +42,8 @@ pub struct Capabilities {
     pub tokenize_messages: bool,
     /// Largest `logprobs` that the server allows by default.
     pub max_logprobs: u32,
+    /// Path of the request that empties the prefix cache.
+    pub flush: Option<&'static str>,
     /// Field of the reasoning in chat answers.
     pub reasoning_field: &'static str,
 }

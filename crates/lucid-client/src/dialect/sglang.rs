@@ -10,5 +10,6 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     chat_logprobs: true,
     tokenize_messages: false,
     max_logprobs: 20,
+    flush: Some("/flush_cache"),
     reasoning_field: "reasoning_content",
 };

@@ -10,5 +10,6 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     tokenize_messages: false,
     // OpenAI's own limit.
     max_logprobs: 20,
+    flush: None,
     reasoning_field: "reasoning_content",
 };

@@ -13,6 +13,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     tokenize_messages: true,
     // `--max-logprobs`, default 20.
     max_logprobs: 20,
+    flush: Some("/reset_prefix_cache"),
     reasoning_field: "reasoning",
 };
 

@@ -1,10 +1,14 @@
 //! Ranks the causes by the findings for and against them.
 
+mod second;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::knowledge::{CauseEntry, LearnedWeight, causes, learned};
 use crate::report::{Cause, Finding, Remedy, Severity};
 use crate::subject::Symptom;
+
+pub use second::second;
 
 /// The ranked causes, and the probability of none of them.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,6 +45,11 @@ pub fn rank(findings: &[Finding], symptom: Option<Symptom>) -> Ranking {
     rank_with(findings, symptom, learned())
 }
 
+/// The check that is a cause's next test, if the server can be asked for it.
+pub(crate) fn deeper(cause: &str) -> Option<&'static str> {
+    causes().causes.iter().find(|known| known.id == cause)?.deeper.as_deref()
+}
+
 /// The class of a finding: its id; hypotheses of one outcome are one class, whatever the mistake, its strength and its layer.
 #[must_use]
 pub fn class_of(finding: &str) -> String {
@@ -54,22 +63,31 @@ pub fn class_of(finding: &str) -> String {
 /// "something else". What learning starts from.
 #[must_use]
 pub fn chosen_scores(findings: &[Finding]) -> Vec<(String, f64)> {
-    let table = causes();
-    let scored = table.causes.iter().map(|cause| Scored::new(cause, findings, None, &[]));
+    let scored = all_scored(findings, None, &[]).into_iter();
     let supported = scored.filter(Scored::supported).map(|scored| (scored.cause.id.clone(), scored.score));
-    supported.chain([(String::new(), table.something_else)]).collect()
+    supported.chain([(String::new(), causes().something_else)]).collect()
 }
 
-fn rank_with(findings: &[Finding], symptom: Option<Symptom>, learned: &[LearnedWeight]) -> Ranking {
-    let table = causes();
+/// Every cause on the scales.
+fn all_scored<'a>(
+    findings: &'a [Finding],
+    symptom: Option<Symptom>,
+    learned: &[LearnedWeight],
+) -> Vec<Scored<'a>> {
     let mut scored: Vec<Scored<'_>> =
-        table.causes.iter().map(|cause| Scored::new(cause, findings, symptom, learned)).collect();
+        causes().causes.iter().map(|cause| Scored::new(cause, findings, symptom, learned)).collect();
     // What explains without accusing explains no error.
     let error = findings.iter().any(|finding| {
         let accuses = finding.suggests.iter().any(|suggestion| suggestion.weight > 0.0);
         finding.severity == Severity::Error && finding.active != Some(false) && accuses
     });
     scored.iter_mut().filter(|scored| error && scored.cause.benign).for_each(|scored| scored.score -= BENIGN);
+    scored
+}
+
+fn rank_with(findings: &[Finding], symptom: Option<Symptom>, learned: &[LearnedWeight]) -> Ranking {
+    let table = causes();
+    let mut scored = all_scored(findings, symptom, learned);
     // Without anything wrong, only what explains without accusing can be listed.
     let wrong = findings.iter().any(|finding| finding.severity > Severity::Info);
     scored.retain(|scored| (wrong && scored.asked_for) || scored.supported());
@@ -129,7 +147,10 @@ impl<'a> Scored<'a> {
                 scored.note(weight.weight, &finding.id);
             }
             let inactive = finding.active == Some(false);
-            for suggestion in finding.suggests.iter().filter(|suggestion| suggestion.cause == cause.id) {
+            for suggestion in finding.suggests.iter().filter(|suggestion| {
+                // A weight of 0 says nothing, neither for nor against.
+                suggestion.cause == cause.id && suggestion.weight.abs() > 0.0
+            }) {
                 if suggestion.weight > 0.0 && inactive {
                     continue;
                 }
@@ -189,7 +210,14 @@ mod tests {
             Finding::new("logs.signatures", "watchdog", Severity::Error, "x").suggests("collectives", 2.0);
         let first = |findings: &[Finding]| rank(findings, None).causes[0].id.clone();
         assert_eq!(first(std::slice::from_ref(&slow)), "slow-start-benign");
-        assert_eq!(first(&[slow, hang]), "collectives");
+        assert_eq!(first(&[slow.clone(), hang.clone()]), "collectives");
+        // What learning starts from is what is ranked.
+        let score = |findings: &[Finding]| {
+            let scores = chosen_scores(findings);
+            scores.into_iter().find(|(cause, _)| cause == "slow-start-benign").map(|(_, score)| score)
+        };
+        let (alone, beside) = (score(std::slice::from_ref(&slow)), score(&[slow, hang]));
+        assert!(alone.zip(beside).is_some_and(|(alone, beside)| (alone - beside - BENIGN).abs() < 1e-9));
     }
 
     #[test]

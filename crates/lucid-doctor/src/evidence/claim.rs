@@ -24,11 +24,14 @@ const MANY: f64 = 0.3;
 const ALPHA: f64 = 0.01;
 
 /// An arithmetic that the reference can reproduce.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Claim {
     mode: Mode,
     kv_cache: KvCacheDtype,
     activations: Activations,
+    /// Epsilon of the latent norms, where what the server says shows another one than the checkpoint's; never read from what it
+    /// declares.
+    latent_norm_eps: Option<f64>,
 }
 
 impl Claim {
@@ -48,7 +51,12 @@ impl Claim {
         let dtypes = [KvCacheDtype::F32, KvCacheDtype::Bf16, KvCacheDtype::Fp8E4m3];
         let kv_cache = dtypes.into_iter().find(|dtype| dtype.as_str() == name)?;
         let mode = if kv_cache == KvCacheDtype::F32 { Mode::Reference } else { Mode::Serving };
-        Some(Claim { mode, kv_cache, activations })
+        Some(Claim { mode, kv_cache, activations, latent_norm_eps: None })
+    }
+
+    /// The same with an epsilon of the latent norms that the server was seen to have.
+    pub(crate) fn with_latent_norm_eps(self, eps: f64) -> Claim {
+        Claim { latent_norm_eps: Some(eps), ..self }
     }
 
     /// The arithmetic, as the reference is asked for it.
@@ -57,6 +65,7 @@ impl Claim {
             mode: self.mode,
             kv_cache: Some(self.kv_cache),
             activations: self.activations,
+            latent_norm_eps: self.latent_norm_eps,
             ..SemanticsOptions::default()
         }
     }

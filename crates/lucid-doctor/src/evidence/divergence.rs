@@ -204,6 +204,8 @@ pub struct Divergence {
     pub by_position: Vec<PositionBin>,
     /// The arithmetic of the reference.
     pub semantics: String,
+    /// What a right server computes, in words: `what the checkpoint says`, or what was recorded, and of whom.
+    pub witness: String,
     /// Known mistakes, and how far the server is from a model that makes them.
     pub hypotheses: Vec<HypothesisFit>,
 }

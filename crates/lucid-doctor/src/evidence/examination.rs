@@ -10,7 +10,7 @@ use lucid_client::{ChatAnswer, ChatRequest, Endpoint, Error, Exchange, Reply, To
 use super::{Answer, Claim, Divergence, Observed, PromptScore, Reference, RungScore, Sample};
 use crate::diagnose::Progress;
 use crate::report::{Cost, KeptExchange, ProbeTable};
-use crate::subject::Subject;
+use crate::subject::{Depth, Subject};
 
 /// Bytes of a body that the report keeps of each exchange.
 const KEPT_BODY: usize = 16 * 1024;
@@ -44,6 +44,8 @@ pub(crate) struct Evidence {
     pub(crate) slow: bool,
     /// Whether the same request, alone, gets answers from different distributions: then a change in company proves nothing.
     pub(crate) unstable: bool,
+    /// Something is wrong beyond a number of tokens: company makes longer steps, and shows it too.
+    pub(crate) threshold: bool,
     /// The life of the service, as its log tells it.
     pub(crate) timeline: Option<lucid_logs::Timeline>,
     /// What stood in the way of the diagnosis itself.
@@ -53,6 +55,10 @@ pub(crate) struct Evidence {
 /// A diagnosis under way.
 pub(crate) struct Examination<'a> {
     pub(crate) subject: &'a Subject,
+    /// How much a check may spend: the subject's depth, and more when a cause's own test is run.
+    pub(crate) depth: Depth,
+    /// Seeds what is asked.
+    pub(crate) seed: u64,
     pub(crate) endpoint: Option<Endpoint>,
     pub(crate) reference: Option<Reference>,
     pub(crate) evidence: Evidence,

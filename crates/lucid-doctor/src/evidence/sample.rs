@@ -65,6 +65,11 @@ pub(crate) enum Alike {
     },
     /// They part, and the server doesn't tell probabilities.
     Untold,
+    /// One ends where the other goes on, and no end was as likely there as what followed.
+    Ended {
+        /// After how many common tokens; 0: one of them is empty.
+        at: usize,
+    },
     /// They come from different distributions.
     Different {
         /// At which token they part, or how many they share.
@@ -100,7 +105,12 @@ impl Sample {
     #[allow(clippy::cast_precision_loss)] // counts of tokens
     pub(crate) fn compare(&self, other: &Sample, exact: bool) -> Alike {
         if self.tokens.is_empty() || other.tokens.is_empty() {
-            return if self.text == other.text { Alike::Same } else { Alike::Untold };
+            return match (self.text.trim().is_empty(), other.text.trim().is_empty()) {
+                _ if self.text == other.text => Alike::Same,
+                (true, false) => other.goes_on(0, exact),
+                (false, true) => self.goes_on(0, exact),
+                _ => Alike::Untold,
+            };
         }
         let pairs = || self.tokens.iter().zip(&other.tokens);
         let at = pairs().position(|(a, b)| a.name != b.name);
@@ -127,7 +137,22 @@ impl Sample {
             _ if shift > SHIFTED => Alike::Different { at: common, shift },
             Some(at) if gap <= TIE => Alike::Tie { at, gap },
             Some(at) => Alike::Different { at, shift },
+            None if self.tokens.len() > common => self.goes_on(common, exact),
+            None if other.tokens.len() > common => other.goes_on(common, exact),
             None => Alike::Same,
+        }
+    }
+
+    /// The other answer ended before token `at` of this one: rightly so if something else was as likely there. (What ends an answer
+    /// has no text, so it can't be told from other candidates.)
+    fn goes_on(&self, at: usize, exact: bool) -> Alike {
+        let gap = self.tokens.get(at).and_then(|token| {
+            let rivals = token.top.iter().filter(|(name, _)| *name != token.name);
+            rivals.map(|(_, logprob)| (token.logprob - logprob).abs()).min_by(f64::total_cmp)
+        });
+        match gap {
+            Some(gap) if gap <= TIE && !exact => Alike::Tie { at, gap },
+            _ => Alike::Ended { at },
         }
     }
 }
@@ -151,7 +176,12 @@ impl Sample {
 
 impl Alike {
     pub(crate) fn is_different(self) -> bool {
-        matches!(self, Alike::Different { .. })
+        matches!(self, Alike::Different { .. } | Alike::Ended { .. })
+    }
+
+    /// Whether one of the two is cut short, or empty.
+    pub(crate) fn is_ended(self) -> bool {
+        matches!(self, Alike::Ended { .. })
     }
 
     /// For tables.
@@ -160,6 +190,8 @@ impl Alike {
             Alike::Same => "same".to_owned(),
             Alike::Tie { at, gap } => format!("near-tie at token {at} ({gap:.2} nats)"),
             Alike::Untold => "other text, no probabilities told".to_owned(),
+            Alike::Ended { at: 0 } => "one of the two is empty".to_owned(),
+            Alike::Ended { at } => format!("one of the two ends after {at} tokens"),
             Alike::Different { at, shift } => {
                 format!("different from token {at} on ({} nats a token)", nats(shift))
             }
@@ -226,6 +258,31 @@ mod tests {
         let silent = |text: &str| Sample { text: text.to_owned(), ..Sample::default() };
         assert_eq!(silent("x").compare(&silent("x"), false), Alike::Same);
         assert_eq!(silent("x").compare(&silent("y"), false), Alike::Untold);
+        assert_eq!(
+            silent("x").compare(&silent(""), false),
+            Alike::Ended { at: 0 },
+            "nothing is no other text"
+        );
+        assert_eq!(silent("").compare(&silent(""), false), Alike::Same);
+    }
+
+    #[test]
+    fn an_answer_that_ends_early_is_another_one() {
+        let whole = sample(&[
+            ("The", -0.1, &[("The", -0.1), ("A", -3.0)]),
+            ("red", -0.05, &[("red", -0.05), ("blue", -4.0)]),
+        ]);
+        let nothing = Sample::default();
+        for (a, b) in [(&whole, &nothing), (&nothing, &whole)] {
+            assert_eq!(a.compare(b, false), Alike::Ended { at: 0 });
+            assert!(a.compare(b, false).is_different());
+        }
+        let cut = sample(&[("The", -0.1, &[("The", -0.1), ("A", -3.0)])]);
+        assert_eq!(whole.compare(&cut, false), Alike::Ended { at: 1 });
+        // An end that was as likely is listed without a text.
+        let tied = sample(&[("The", -0.1, &[]), ("red", -0.7, &[("red", -0.7), ("", -0.75)])]);
+        assert!(matches!(tied.compare(&cut, false), Alike::Tie { at: 1, .. }));
+        assert_eq!(tied.compare(&cut, true), Alike::Ended { at: 1 }, "plain f32 has no ties with itself");
     }
 
     #[test]

@@ -12,6 +12,8 @@ use crate::subject::Symptom;
 #[serde(deny_unknown_fields)]
 pub(crate) struct Causes {
     pub(crate) something_else: f64,
+    /// Findings of answers that stand still.
+    pub(crate) hangs: Vec<String>,
     #[serde(rename = "cause")]
     pub(crate) causes: Vec<CauseEntry>,
 }
@@ -29,6 +31,8 @@ pub(crate) struct CauseEntry {
     #[serde(default)]
     pub(crate) benign: bool,
     pub(crate) next_test: String,
+    /// The check that is that test, when it may spend more: `--deep` runs it.
+    pub(crate) deeper: Option<String>,
     pub(crate) remedy: Remedy,
     pub(crate) evidence: Vec<Weight>,
 }
@@ -118,6 +122,9 @@ mod tests {
                 "{}",
                 cause.id
             );
+            if let Some(deeper) = &cause.deeper {
+                assert!(crate::checks::registry().iter().any(|known| known.id() == deeper), "{deeper}");
+            }
             for weight in &cause.evidence {
                 let check = weight.finding.split('/').next().unwrap();
                 assert!(

@@ -29,12 +29,19 @@ pub(crate) struct Mistake {
     pub(crate) strengths: Vec<f64>,
     /// Least and largest strength, where it can be any number between: the nearest one is searched for.
     pub(crate) range: Option<[f64; 2]>,
+    /// The mistake of which this one is a single strength.
+    within: Option<String>,
 }
 
 impl Mistake {
     /// The engine's fault of that name; the test holds that there is one.
     pub(crate) fn plant(&self) -> Option<Plant> {
         Plant::from_name(&self.plant)
+    }
+
+    /// The engine's fault of which this one is a single strength.
+    pub(crate) fn within(&self) -> Option<Plant> {
+        Plant::from_name(self.within.as_deref()?)
     }
 }
 
@@ -61,6 +68,12 @@ pub(crate) struct Variation {
 }
 
 impl Variation {
+    /// Epsilon of the latent norms, of an honest arithmetic that differs in nothing else.
+    pub(crate) fn other_epsilon(&self) -> Option<f64> {
+        let else_usual = !self.serving && !self.kv_cache_fp8 && !self.w4a4 && self.cause.is_none();
+        self.latent_norm_eps.filter(|_| else_usual)
+    }
+
     /// The arithmetic, in the one that the server declares where this one says nothing else.
     pub(crate) fn semantics(&self, claim: Option<Claim>) -> SemanticsOptions {
         let usual = semantics_of(claim);
@@ -73,7 +86,7 @@ impl Variation {
             },
             kv_scales: if self.kv_scales_lost { KvScales::Lost } else { KvScales::Checkpoint },
             activations: if self.w4a4 { Activations::W4A4 } else { usual.activations },
-            latent_norm_eps: self.latent_norm_eps,
+            latent_norm_eps: self.latent_norm_eps.or(usual.latent_norm_eps),
             ..usual
         }
     }
@@ -101,6 +114,13 @@ mod tests {
             assert!(plant.is_of_the_model(), "{plant}: teacher forcing doesn't show it");
             assert!(causes().causes.iter().any(|cause| cause.id == mistake.cause), "{}", mistake.cause);
             assert!(!mistake.title.is_empty());
+            if let Some(wider) = &mistake.within {
+                let known = hypotheses().mistakes.iter().find(|known| known.plant == *wider);
+                assert!(
+                    known.is_some_and(|known| known.range.is_some()),
+                    "{plant} is no strength of {wider}"
+                );
+            }
         }
         for cause in hypotheses().variations.iter().filter_map(|variation| variation.cause.as_ref()) {
             assert!(causes().causes.iter().any(|known| known.id == *cause), "{cause}");

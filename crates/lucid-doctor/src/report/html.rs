@@ -43,6 +43,7 @@ pub fn render(report: &Report) -> Result<String, minijinja::Error> {
         "divergence": report.divergence.as_ref().map(headline),
         "chart": report.divergence.as_ref().map(Chart::new),
         "shares": report.causes.iter().map(|cause| percent(cause.probability)).collect::<Vec<_>>(),
+        "second_share": report.second.as_ref().map(|cause| percent(cause.probability)),
         "unlikely": report.causes.iter().skip(1).filter(|cause| cause.probability < 0.02).collect::<Vec<_>>(),
         "benign": report.causes.iter().all(|cause| cause.benign),
         "something_else": percent(report.something_else),
@@ -87,7 +88,7 @@ fn verdict(report: &Report) -> Value {
     let reason = match (report.verdict, report.top_cause()) {
         (Verdict::Faulty, Some(cause)) => format!("{} ({})", cause.title, percent(cause.probability)),
         (Verdict::Faulty, None) => "Something is wrong, and no single cause stands out".to_owned(),
-        (Verdict::Healthy, _) => healthy_reason(report).to_owned(),
+        (Verdict::Healthy, _) => healthy_reason(report),
         (Verdict::Undecided, _) => "The examination could not come to a verdict".to_owned(),
     };
     let mut reason = reason.chars();
@@ -118,11 +119,15 @@ fn rungs(report: &Report) -> Vec<Value> {
 
 fn headline(divergence: &Divergence) -> Value {
     let headline = match divergence.decision.as_str() {
-        "same" => "The server computes what the checkpoint says",
-        "different" => "The server does not compute what the checkpoint says",
-        "near" => "The server is near the checkpoint, but not as near as the arithmetic that it declares",
-        "mistaken" => "The server is near the checkpoint, but nearer to a model with a known mistake",
-        _ => "Not decided",
+        "same" => format!("The server computes {}", divergence.witness),
+        "different" => format!("The server does not compute {}", divergence.witness),
+        "near" => {
+            "The server is near the checkpoint, but not as near as the arithmetic that it declares".to_owned()
+        }
+        "mistaken" => {
+            "The server is near the checkpoint, but nearer to a model with a known mistake".to_owned()
+        }
+        _ => "Not decided".to_owned(),
     };
     let numbers = format!(
         "{} nats a token (95 % interval {} to {}), likeliest token equal or tied at {:.1} % of {} positions; {} of {} prompts",

@@ -35,6 +35,9 @@ pub struct Report {
     pub causes: Vec<Cause>,
     /// Probability that none of `causes` is right; 0 when there is nothing to explain.
     pub something_else: f64,
+    /// A second fault: what explains the errors that the first of `causes` does not, of those alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub second: Option<Cause>,
     /// All findings, the severest first.
     pub findings: Vec<Finding>,
     /// All checks, those that were skipped too.
@@ -204,6 +207,15 @@ impl Cost {
     #[must_use]
     pub fn tokens(self) -> u64 {
         self.prompt_tokens + self.completion_tokens
+    }
+
+    /// Both together.
+    pub(crate) fn plus(self, other: Cost) -> Cost {
+        Cost {
+            requests: self.requests + other.requests,
+            prompt_tokens: self.prompt_tokens + other.prompt_tokens,
+            completion_tokens: self.completion_tokens + other.completion_tokens,
+        }
     }
 
     /// What was added since.

@@ -104,7 +104,7 @@ impl Page {
         let reason = match (report.verdict, report.top_cause()) {
             (Verdict::Faulty, Some(cause)) => format!("{} ({})", cause.title, percent(cause.probability)),
             (Verdict::Faulty, None) => "something is wrong, and no single cause stands out".to_owned(),
-            (Verdict::Healthy, _) => healthy_reason(report).to_owned(),
+            (Verdict::Healthy, _) => healthy_reason(report),
             (Verdict::Undecided, _) => "the examination could not come to a verdict".to_owned(),
         };
         self.line(&format!(
@@ -155,6 +155,12 @@ impl Page {
             self.cause(number + 1, cause);
         }
         self.line(&format!("  {:>6}  something else", percent(report.something_else)));
+        if let Some(cause) = &report.second {
+            self.line("");
+            self.wrapped("  ", "And a second fault, that the first does not explain:");
+            self.cause(1, cause);
+            self.wrapped("          ", &cause.remedy.text);
+        }
         // What the symptom could be as well, and what clears it.
         let unlikely: Vec<&Cause> =
             report.causes.iter().skip(1).filter(|cause| cause.probability < 0.02).collect();
@@ -275,7 +281,7 @@ impl Page {
     }
 
     fn divergence(&mut self, divergence: &Divergence) {
-        self.heading("Against the checkpoint");
+        self.heading("Against the reference");
         self.line(&format!(
             "  {} nats a token ({} to {}), likeliest token equal or tied at {:.1} % of {} positions: {}",
             nats(divergence.kl.mean),
@@ -386,23 +392,23 @@ impl Page {
 }
 
 /// What "healthy" rests on.
-pub(super) fn healthy_reason(report: &Report) -> &'static str {
+pub(super) fn healthy_reason(report: &Report) -> String {
     if report.subject.endpoint.is_none() {
         let warned = report.findings.iter().any(|finding| finding.severity == Severity::Warning);
         return if warned {
-            "nothing that was examined is wrong; see the warnings"
+            "nothing that was examined is wrong; see the warnings".to_owned()
         } else {
-            "nothing that was examined is wrong"
+            "nothing that was examined is wrong".to_owned()
         };
     }
     let agrees = report.findings.iter().any(|finding| finding.id == "reference.logprobs/agrees");
     let warned = report.findings.iter().any(|finding| finding.severity == Severity::Warning);
-    match (agrees, warned) {
-        (true, false) => "the server computes what the checkpoint says",
-        (true, true) => "the server computes what the checkpoint says; see the warnings",
-        (false, false) => "the model answers as it should, as far as it was asked",
-        (false, true) => "the model answers as it should; see the warnings",
-    }
+    let reason = match report.divergence.as_ref().filter(|_| agrees) {
+        Some(divergence) => format!("the server computes {}", divergence.witness),
+        None if warned => "the model answers as it should".to_owned(),
+        None => "the model answers as it should, as far as it was asked".to_owned(),
+    };
+    if warned { format!("{reason}; see the warnings") } else { reason }
 }
 
 /// `████████│··` in ten cells: the rate, and the floor as a mark.

@@ -75,6 +75,7 @@ fn report() -> Report {
         obstacles: Vec::new(),
         causes: ranking.causes,
         something_else: ranking.something_else,
+        second: None,
         findings,
         checks: vec![
             check("endpoint.liveness", CheckOutcome::Passed, "vLLM 0.32.0 answers", None),
@@ -128,6 +129,7 @@ fn report() -> Report {
                 PositionBin { from: 16, to: 32, positions: 54, kl: 0.4, delta: 1.5 },
             ],
             semantics: "reference mode".into(),
+            witness: "what the checkpoint says".into(),
             hypotheses: vec![
                 HypothesisFit { name: "rope-half-split".into(), kl: 1.2e-4, outcome: "fits".into() },
                 HypothesisFit { name: "router-bias-missing".into(), kl: 0.2477, outcome: "excluded".into() },

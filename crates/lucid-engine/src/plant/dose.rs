@@ -106,7 +106,12 @@ fn strengths(plant: Plant) -> (f64, &'static [f64]) {
         Plant::KvBShardOrder => (2.0, &[2.0, 4.0, 8.0]),
         // Columns that share a scale.
         Plant::WeightsRequantized4Bit => (32.0, &[32.0, 64.0, 128.0]),
+        // The same for answers alone.
+        Plant::DecodeSoftmaxScale => (1.22, &[0.7, 0.82, 1.22, 1.5]),
+        // Positions.
+        Plant::DecodePositionShifted => (-1.0, &[-1.0, 1.0]),
         // What is left of an entry.
+        Plant::DecodeKvScale => (0.5, &[0.35, 0.5, 2.0, 4.0]),
         Plant::KvScaleMissingOnRead => (0.5, &[0.2, 0.35, 0.5, 2.0, 4.0]),
         // How fast entries grow: so many times themselves after 64 positions.
         Plant::DriftAfterNTokens => (3.0, &[2.0, 3.0, 6.0]),

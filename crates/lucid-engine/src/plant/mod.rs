@@ -22,7 +22,7 @@ pub(crate) use running::{Attended, Running};
 use crate::Error;
 use crate::weights::Weights;
 
-/// A mistake that inference engines really make, planted in this one on purpose.
+/// A mistake that inference engines really make, planted in this one on purpose. New ones come last: what a seed draws depends on the place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Plant {
     /// Rotates the two halves of the RoPE part (NeoX style) where the checkpoint has adjacent pairs.
@@ -89,6 +89,12 @@ pub enum Plant {
     Nvfp4ScalesFolded,
     /// In one layer, prompts that share a step with another prompt get no attention output, but for the first (SGLang #22688).
     PromptsTogether,
+    /// Answers are attended to with another softmax scale than prompts: the decoding kernel has its own.
+    DecodeSoftmaxScale,
+    /// Tokens of answers are rotated as if they stood elsewhere: one position off.
+    DecodePositionShifted,
+    /// Entries of answers are written to the KV cache with a scale that nobody undoes.
+    DecodeKvScale,
 }
 
 /// Where a fault acts.
@@ -102,13 +108,15 @@ enum Site {
     Semantics,
     /// The mask: of the model's arithmetic, but made step by step.
     Mask,
+    /// What belongs to no prompt: of the model's arithmetic as well, once it is known where the prompt ends.
+    Decoding,
     /// The serving: depends on time and company.
     Running,
 }
 
 impl Plant {
     /// Every fault that the engine can plant.
-    pub const ALL: [Plant; 31] = [
+    pub const ALL: [Plant; 34] = [
         Plant::RopeHalfSplit,
         Plant::YarnFactorHalf,
         Plant::YarnMscaleMissing,
@@ -132,6 +140,9 @@ impl Plant {
         Plant::LatentNormEps,
         Plant::WeightsRequantized4Bit,
         Plant::CausalOffByOne,
+        Plant::DecodeSoftmaxScale,
+        Plant::DecodePositionShifted,
+        Plant::DecodeKvScale,
         Plant::KvScaleMissingOnRead,
         Plant::DriftAfterNTokens,
         Plant::PrefixPartialHash,
@@ -169,6 +180,9 @@ impl Plant {
             Plant::LatentNormEps => "latent-norm-eps",
             Plant::WeightsRequantized4Bit => "weights-requantized-4bit",
             Plant::CausalOffByOne => "causal-off-by-one",
+            Plant::DecodeSoftmaxScale => "decode-softmax-scale",
+            Plant::DecodePositionShifted => "decode-position-shifted",
+            Plant::DecodeKvScale => "decode-kv-scale",
             Plant::KvScaleMissingOnRead => "kv-scale-missing-on-read",
             Plant::DriftAfterNTokens => "drift-after-n-tokens",
             Plant::PrefixPartialHash => "prefix-partial-hash",
@@ -210,6 +224,7 @@ impl Plant {
             | Plant::WeightsRequantized4Bit => Site::Weights,
             Plant::RopeHalfSplit | Plant::LatentNormEps => Site::Semantics,
             Plant::CausalOffByOne => Site::Mask,
+            Plant::DecodeSoftmaxScale | Plant::DecodePositionShifted | Plant::DecodeKvScale => Site::Decoding,
             Plant::KvScaleMissingOnRead
             | Plant::DriftAfterNTokens
             | Plant::PrefixPartialHash
@@ -226,6 +241,12 @@ impl Plant {
     #[must_use]
     pub fn is_of_the_model(self) -> bool {
         self.site() != Site::Running
+    }
+
+    /// Whether it shows in answers alone.
+    #[must_use]
+    pub fn is_of_decoding(self) -> bool {
+        self.site() == Site::Decoding
     }
 
     /// Whether it sits in single layers.
@@ -322,7 +343,7 @@ impl Planted {
 
     /// The part that acts while the model runs, if there is one.
     pub(crate) fn running(self, config: &Config) -> Option<Running> {
-        matches!(self.plant.site(), Site::Mask | Site::Running)
+        matches!(self.plant.site(), Site::Mask | Site::Decoding | Site::Running)
             .then(|| Running::new(self.plant, Dose::new(self, config), config.num_hidden_layers))
     }
 

@@ -108,6 +108,32 @@ impl Running {
         }
     }
 
+    /// Where RoPE takes the token at `position` of the span to stand, of a model that knows `most` positions.
+    pub(crate) fn rotated_to(&self, span: &Span<'_>, position: usize, most: usize) -> usize {
+        if self.plant != Plant::DecodePositionShifted || position < span.prompt {
+            return position;
+        }
+        position.saturating_add_signed(self.dose.strength as isize).min(most.saturating_sub(1))
+    }
+
+    /// A token's entry, before it is written, and its queries, before they meet the cache: `[width]` and `[heads, head]`.
+    pub(crate) fn entry_and_queries(
+        &self,
+        span: &Span<'_>,
+        position: usize,
+        entry: &mut [f32],
+        queries: &mut [f32],
+    ) {
+        let scaled = match self.plant {
+            Plant::DecodeSoftmaxScale => queries,
+            Plant::DecodeKvScale => entry,
+            _ => return,
+        };
+        if position >= span.prompt {
+            scaled.iter_mut().for_each(|x| *x *= self.dose.strength as f32);
+        }
+    }
+
     /// What attention sees in `layer`; `None` if it sees what it should.
     pub(crate) fn attended(&self, layer: usize, spans: &[Span<'_>]) -> Option<Attended> {
         let pages = || spans.iter().map(|span| span.pages.to_vec()).collect::<Vec<_>>();

@@ -38,8 +38,14 @@ struct Permission {
 }
 
 impl<'a> ModelList<'a> {
-    /// The one model; `root` is where it was read from, `created` when the server started (Unix seconds).
-    pub(crate) fn new(id: &'a str, root: &'a str, created: u64, max_model_len: usize) -> ModelList<'a> {
+    /// The one model; `owned_by` is which server it is, `root` is where it was read from, `created` when the server started (Unix seconds).
+    pub(crate) fn new(
+        id: &'a str,
+        owned_by: &'static str,
+        root: &'a str,
+        created: u64,
+        max_model_len: usize,
+    ) -> ModelList<'a> {
         let permission = Permission {
             id: format!("modelperm-{created:x}"),
             object: "model_permission",
@@ -58,7 +64,7 @@ impl<'a> ModelList<'a> {
             id,
             object: "model",
             created,
-            owned_by: "lucid",
+            owned_by,
             root,
             parent: (),
             max_model_len,

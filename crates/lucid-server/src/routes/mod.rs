@@ -9,8 +9,9 @@ mod models;
 mod tokenize;
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::{Method, StatusCode, Uri};
+use axum::middleware::{Next, from_fn};
 use axum::routing::{get, post};
 
 use crate::App;
@@ -19,7 +20,8 @@ use crate::protocol::error::ApiError;
 /// All routes of a server.
 pub(crate) fn router(app: App) -> Router {
     let body_limit = DefaultBodyLimit::max(app.inner.limits.body_bytes);
-    Router::new()
+    let (guise, positions) = (app.inner.guise, app.inner.facts.max_model_len);
+    let router = Router::new()
         .route("/health", get(health::health))
         .route("/ping", get(health::health).post(health::health))
         .route("/version", get(models::version))
@@ -33,10 +35,16 @@ pub(crate) fn router(app: App) -> Router {
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(body_limit)
-        .with_state(app)
+        .with_state(app);
+    match guise {
+        None => router,
+        Some(guise) => {
+            router.layer(from_fn(move |request: Request, next: Next| guise.wear(positions, request, next)))
+        }
+    }
 }
 
-async fn not_found(uri: Uri) -> ApiError {
+pub(crate) async fn not_found(uri: Uri) -> ApiError {
     ApiError::status(StatusCode::NOT_FOUND, format!("there is no {:.200}", uri.path()))
 }
 

@@ -6,11 +6,14 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use crate::App;
+use crate::guise::Guise;
 use crate::protocol::models::ModelList;
 
 pub(crate) async fn models(State(app): State<App>) -> Response {
     let app = app.inner;
-    Json(ModelList::new(&app.facts.name, &app.root, app.created, app.facts.max_model_len)).into_response()
+    let owner = app.guise.map_or("lucid", Guise::owned_by);
+    Json(ModelList::new(&app.facts.name, owner, &app.root, app.created, app.facts.max_model_len))
+        .into_response()
 }
 
 pub(crate) async fn version() -> Json<Value> {

@@ -93,6 +93,7 @@ fn asking(arguments: &Doctor) -> Subject {
             DepthArgument::Standard => Depth::Standard,
             DepthArgument::Thorough => Depth::Thorough,
         },
+        deep: arguments.deep,
         seed: arguments.seed,
         timeout: Duration::from_secs(arguments.timeout),
         threads: arguments.threads,

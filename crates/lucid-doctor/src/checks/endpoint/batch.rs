@@ -3,6 +3,8 @@
 //! Every neighbour carries a secret of its own. A question gets the same answer in any company, and nobody's secret shows up
 //! in somebody else's answer.
 
+use std::collections::BTreeSet;
+
 use lucid_client::ChatRequest;
 
 use super::requests::{Needle, greedy, needle_prompt, short_questions};
@@ -48,7 +50,7 @@ impl Check for Batch {
     fn run(&self, examination: &mut Examination<'_>) -> Result<Examined, Skip> {
         let endpoint = examination.endpoint()?;
         let exact = examination.evidence.claim.is_some();
-        let seed = examination.subject.seed;
+        let seed = examination.seed;
         let mut random = Random::new(seed ^ 0xba7c4);
         let questions: Vec<ChatRequest> = short_questions(seed.wrapping_add(7), QUESTIONS)
             .into_iter()
@@ -63,12 +65,8 @@ impl Check for Batch {
         );
         let (mut pairs, mut different, mut ties) = (0, Vec::new(), 0);
         let (mut leaks, mut neighbours) = (Vec::new(), 0);
-        for (number, &size) in companies(examination.subject.depth).iter().enumerate() {
-            examination.step(
-                number,
-                companies(examination.subject.depth).len(),
-                &format!("{size} at a time"),
-            );
+        for (number, &size) in companies(examination.depth).iter().enumerate() {
+            examination.step(number, companies(examination.depth).len(), &format!("{size} at a time"));
             let secrets: Vec<Needle> =
                 (0..size.saturating_sub(QUESTIONS)).map(|i| needle_prompt(i % 5, 2, &mut random)).collect();
             // Questions between their neighbours, so that they begin when the batch is full.
@@ -96,7 +94,7 @@ impl Check for Batch {
                     pairs += 1;
                     ties += usize::from(matches!(alike, Alike::Tie { .. }));
                     if alike.is_different() {
-                        different.push((answer.exchange, alike));
+                        different.push((i - place, answer.exchange, alike));
                     }
                 }
             }
@@ -105,8 +103,12 @@ impl Check for Batch {
         if pairs == 0 {
             return Err(Skip("no answers could be compared".to_owned()));
         }
-        let findings =
-            findings(self.id(), &different, pairs, ties, &leaks, neighbours, examination.evidence.unstable);
+        let proven = proves(&different, exact) && !examination.evidence.unstable;
+        let threshold = examination.evidence.threshold;
+        let mut findings = findings(self.id(), &different, proven, pairs, ties, &leaks, neighbours);
+        if threshold {
+            findings = findings.into_iter().map(of_longer_steps).collect();
+        }
         let interval = wilson(different.len() as u64, pairs as u64);
         Ok(Examined {
             findings,
@@ -121,14 +123,31 @@ impl Check for Batch {
     }
 }
 
+/// Company makes longer steps. Where a number of tokens is known to be too many, that alone changes answers, and no neighbour does.
+fn of_longer_steps(mut finding: Finding) -> Finding {
+    if finding.id.ends_with("/company-changes") {
+        finding.suggests.clear();
+        return finding.suggests("size-threshold", 4.0).suggests("attention-kernel", 2.0);
+    }
+    finding
+}
+
+/// Whether the differences prove that company changes answers. All companies of a question are held against one answer: where that was
+/// decided by a hair, all of them differ. So it takes two questions, but for plain f32.
+fn proves(different: &[(usize, usize, Alike)], exact: bool) -> bool {
+    let questions: BTreeSet<usize> = different.iter().map(|(question, ..)| *question).collect();
+    different.len() >= 2 && (exact || questions.len() >= 2)
+}
+
+/// `proven`: of a server that repeats itself when alone; otherwise company proves nothing.
 fn findings(
     check: &str,
-    different: &[(usize, Alike)],
+    different: &[(usize, usize, Alike)],
+    proven: bool,
     pairs: usize,
     ties: usize,
     leaks: &[(usize, String)],
     neighbours: usize,
-    unstable: bool,
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some((exchange, text)) = leaks.first() {
@@ -145,14 +164,13 @@ fn findings(
             .suggests("prefix-cache", 3.0),
         );
     }
-    // A server that doesn't repeat itself when alone proves nothing in company.
-    if different.len() >= 2 && !unstable {
+    if proven {
         let mut finding = Finding::new(check, "company-changes", Severity::Error, "Answers change with the neighbours in the batch")
             .detail(format!("{} of {pairs} answers in company come from other distributions than alone, and not at near-ties.", different.len()))
             .suggests("attention-kernel", 8.0)
             .suggests("cuda-graph", 3.0)
             .suggests("size-threshold", 2.0);
-        for (exchange, alike) in different.iter().take(3) {
+        for (_, exchange, alike) in different.iter().take(3) {
             finding = finding.proof(ProofKind::Exchange, exchange.to_string(), alike.word());
         }
         findings.push(finding);
@@ -184,9 +202,15 @@ mod tests {
     use super::*;
 
     fn ids(different: usize, leaks: usize, unstable: bool) -> Vec<String> {
-        let different = vec![(1, Alike::Different { at: 1, shift: 1.0 }); different];
+        let different: Vec<_> =
+            (0..different).map(|question| (question, 1, Alike::Different { at: 1, shift: 1.0 })).collect();
+        judged(&different, leaks, unstable)
+    }
+
+    fn judged(different: &[(usize, usize, Alike)], leaks: usize, unstable: bool) -> Vec<String> {
         let leaks = vec![(1, String::new()); leaks];
-        findings("endpoint.batch", &different, 6, 0, &leaks, 10, unstable)
+        let proven = proves(different, false) && !unstable;
+        findings("endpoint.batch", different, proven, 6, 0, &leaks, 10)
             .into_iter()
             .map(|finding| finding.id)
             .collect()
@@ -197,6 +221,13 @@ mod tests {
         assert_eq!(ids(0, 0, false), ["endpoint.batch/alike"]);
         assert!(ids(1, 0, false).is_empty(), "one may be chance");
         assert_eq!(ids(3, 0, false), ["endpoint.batch/company-changes"]);
+        let changes =
+            [(0, 1, Alike::Different { at: 1, shift: 1.0 }), (1, 2, Alike::Different { at: 1, shift: 1.0 })];
+        let found = findings("endpoint.batch", &changes, true, 6, 0, &[], 10).remove(0);
+        assert_eq!(found.suggested_cause(), Some("attention-kernel"));
+        assert_eq!(of_longer_steps(found).suggested_cause(), Some("size-threshold"));
+        let odd = (2, 1, Alike::Different { at: 1, shift: 1.0 });
+        assert!(judged(&[odd, odd], 0, false).is_empty(), "one odd answer alone differs from all in company");
         assert!(ids(3, 0, true).is_empty(), "it doesn't repeat itself when alone either");
         assert_eq!(ids(0, 1, true), ["endpoint.batch/leak"]);
     }

@@ -4,6 +4,8 @@
 //! with what the cache now holds; then both are repeated and can come from the cache as a whole. With the checkpoint's tokenizer
 //! the secret is put late into a page: a page that is found by its beginning alone is found for the wrong twin.
 
+use lucid_client::{ChatRequest, Endpoint};
+
 use super::requests::{Needle, greedy, twin_prompts};
 use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
 use crate::evidence::{Alike, Examination, Sample};
@@ -41,6 +43,8 @@ struct Outcome {
     repeated: [Alike; 2],
     /// The second twin's answer has the first one's secret.
     confused: bool,
+    /// The first twin once more after the cache was emptied, against its first answer.
+    flushed: Option<Alike>,
     exchange: usize,
     text: String,
 }
@@ -65,9 +69,10 @@ impl Check for ColdWarm {
     fn run(&self, examination: &mut Examination<'_>) -> Result<Examined, Skip> {
         let endpoint = examination.endpoint()?;
         let exact = examination.evidence.claim.is_some();
-        let mut random = Random::new(examination.subject.seed ^ 0xc01d);
-        let count = count(examination.subject.depth);
+        let mut random = Random::new(examination.seed ^ 0xc01d);
+        let count = count(examination.depth);
         let mut outcomes = Vec::new();
+        let mut firsts: Vec<(ChatRequest, Sample)> = Vec::new();
         let mut failed = None;
         for number in 0..count {
             examination.step(number, count, "fresh and from the cache");
@@ -86,13 +91,20 @@ impl Check for ColdWarm {
                 answer.text.contains(&twins[0].secret) && !answer.text.contains(&twins[1].secret)
             };
             let tokens = second.prompt_tokens as usize;
+            firsts.push((requests[0].clone(), first.clone()));
             outcomes.push(Outcome {
                 shared: parted.unwrap_or(tokens * before / (before + AFTER + 2)),
                 repeated: [first.compare(first_again, exact), second.compare(second_again, exact)],
                 confused: foreign(second) || foreign(second_again),
+                flushed: None,
                 exchange: second.exchange,
                 text: second.text.clone(),
             });
+        }
+        let flushed = examination.subject.deep && flush(examination, &endpoint);
+        for (outcome, (request, first)) in outcomes.iter_mut().zip(&firsts).filter(|_| flushed) {
+            let again = examination.sample(&endpoint, request).ok();
+            outcome.flushed = again.map(|again| first.compare(&again, exact));
         }
         if outcomes.is_empty() {
             return Err(Skip(failed.unwrap_or_else(|| "no answer came".to_owned())));
@@ -105,22 +117,36 @@ impl Check for ColdWarm {
                 "first repeated",
                 "second repeated",
                 "second has the first's secret",
+                "first after a flush",
             ],
         );
         for outcome in &outcomes {
             let [first, second] = outcome.repeated.map(Alike::word);
-            table.row(&[&outcome.shared, &first, &second, &if outcome.confused { "yes" } else { "no" }]);
+            let after = outcome.flushed.map_or_else(|| "not flushed".to_owned(), Alike::word);
+            table.row(&[
+                &outcome.shared,
+                &first,
+                &second,
+                &if outcome.confused { "yes" } else { "no" },
+                &after,
+            ]);
         }
         examination.evidence.probes.push(table);
         let unstable = examination.evidence.unstable;
         Ok(Examined {
-            findings: findings(self.id(), &outcomes, unstable, examination.subject.seed),
+            findings: findings(self.id(), &outcomes, exact, unstable, examination.seed),
             covered: format!(
-                "{} pairs of prompts that share a beginning, each fresh and repeated",
-                outcomes.len()
+                "{} pairs of prompts that share a beginning, each fresh and repeated{}",
+                outcomes.len(),
+                if flushed { ", and after a flush of the cache" } else { "" }
             ),
         })
     }
+}
+
+/// Empties the server's cache; false if it has no request for that, or doesn't take it.
+fn flush(examination: &mut Examination<'_>, endpoint: &Endpoint) -> bool {
+    endpoint.flush_cache().is_some_and(|reply| examination.take(reply).1.is_ok())
 }
 
 /// Sentences before the secret, the token at which the twins part (if there is a tokenizer to tell), and the twins.
@@ -142,7 +168,39 @@ fn twins(examination: &Examination<'_>, random: &mut Random) -> (usize, Option<u
     }
 }
 
-fn findings(check: &str, outcomes: &[Outcome], unstable: bool, seed: u64) -> Vec<Finding> {
+/// What became of prompts whose repetition was answered otherwise, once the cache was empty.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum AfterFlush {
+    Unknown,
+    /// The first answer came again: what was in the cache was wrong.
+    Right,
+    StillDifferent,
+}
+
+impl AfterFlush {
+    fn of(warm: &[&Outcome]) -> AfterFlush {
+        // The first twin is the one that is asked again.
+        let odd = warm.iter().filter(|outcome| outcome.repeated[0].is_different());
+        let flushed: Vec<Alike> = odd.filter_map(|outcome| outcome.flushed).collect();
+        match flushed.iter().filter(|alike| alike.is_different()).count() {
+            _ if flushed.is_empty() => AfterFlush::Unknown,
+            0 => AfterFlush::Right,
+            _ => AfterFlush::StillDifferent,
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            AfterFlush::Unknown => "",
+            AfterFlush::Right => " After a flush of the cache the first answers come again.",
+            AfterFlush::StillDifferent => {
+                " After a flush of the cache the answers differ still: it is not the cache alone."
+            }
+        }
+    }
+}
+
+fn findings(check: &str, outcomes: &[Outcome], exact: bool, unstable: bool, seed: u64) -> Vec<Finding> {
     let mut findings = Vec::new();
     let confused: Vec<&Outcome> = outcomes.iter().filter(|outcome| outcome.confused).collect();
     if let Some(example) = confused.first() {
@@ -168,9 +226,11 @@ fn findings(check: &str, outcomes: &[Outcome], unstable: bool, seed: u64) -> Vec
     }
     let warm: Vec<&Outcome> =
         outcomes.iter().filter(|outcome| outcome.repeated.iter().any(|alike| alike.is_different())).collect();
-    let changed: usize =
-        outcomes.iter().flat_map(|outcome| outcome.repeated).filter(|alike| alike.is_different()).count();
-    if changed >= 2 {
+    let changes: Vec<Alike> =
+        outcomes.iter().flat_map(|outcome| outcome.repeated).filter(|alike| alike.is_different()).collect();
+    let changed = changes.len();
+    // Twins share their beginning: where an expert was chosen by a hair in it, both may honestly come out otherwise.
+    if changed >= 2 && (exact || warm.len() >= 2) {
         let pattern = periodic(
             &outcomes.iter().map(|outcome| outcome.shared).collect::<Vec<_>>(),
             &outcomes
@@ -183,18 +243,30 @@ fn findings(check: &str, outcomes: &[Outcome], unstable: bool, seed: u64) -> Vec
         let pattern = pattern.map_or_else(String::new, |(period, p)| {
             format!(" By the tokens before the secret modulo {period}: p = {p:.3} for a pattern.")
         });
-        let mut finding = Finding::new(
-            check,
-            "warm-differs",
-            Severity::Error,
-            "A repeated prompt gets an answer from another distribution",
-        )
-        .detail(format!("{changed} of {} repetitions.{pattern}", 2 * outcomes.len()))
-        .suggests("prefix-cache", if unstable { 4.0 } else { 6.0 })
-        .suggests("kv-cache-scales", 2.0);
+        let ended = changes.iter().all(|alike| alike.is_ended());
+        let after = AfterFlush::of(&warm);
+        let (slug, title) = if ended {
+            ("warm-ends-early", "A prompt that came before is answered with nothing, or with less")
+        } else {
+            ("warm-differs", "A repeated prompt gets an answer from another distribution")
+        };
+        let mut finding = Finding::new(check, slug, Severity::Error, title)
+            .detail(format!("{changed} of {} repetitions.{pattern}{}", 2 * outcomes.len(), after.word()))
+            .suggests(
+                "prefix-cache",
+                match after {
+                    AfterFlush::Right => 9.0,
+                    AfterFlush::StillDifferent => 2.0,
+                    AfterFlush::Unknown if ended => 8.0,
+                    AfterFlush::Unknown if unstable => 4.0,
+                    AfterFlush::Unknown => 6.0,
+                },
+            )
+            .suggests("kv-cache-scales", if ended { 0.0 } else { 2.0 });
         for outcome in warm.iter().take(2) {
-            finding =
-                finding.proof(ProofKind::Exchange, outcome.exchange.to_string(), outcome.repeated[1].word());
+            let odd = outcome.repeated.into_iter().rev().find(|alike| alike.is_different());
+            let word = odd.map(Alike::word).unwrap_or_default();
+            finding = finding.proof(ProofKind::Exchange, outcome.exchange.to_string(), word);
         }
         findings.push(finding);
     } else if confused.is_empty() {
@@ -216,11 +288,21 @@ mod tests {
     use super::*;
 
     fn outcome(shared: usize, alike: Alike, confused: bool) -> Outcome {
-        Outcome { shared, repeated: [Alike::Same, alike], confused, exchange: 1, text: String::new() }
+        Outcome {
+            shared,
+            repeated: [Alike::Same, alike],
+            confused,
+            flushed: None,
+            exchange: 1,
+            text: String::new(),
+        }
     }
 
     fn ids(outcomes: &[Outcome]) -> Vec<String> {
-        findings("endpoint.cold-warm", outcomes, false, 1).into_iter().map(|finding| finding.id).collect()
+        findings("endpoint.cold-warm", outcomes, false, false, 1)
+            .into_iter()
+            .map(|finding| finding.id)
+            .collect()
     }
 
     #[test]
@@ -230,6 +312,21 @@ mod tests {
         assert_eq!(ids(&[same(), same()]), ["endpoint.cold-warm/warm-as-cold"]);
         assert_eq!(ids(&[same(), other()]), ["endpoint.cold-warm/warm-as-cold"]);
         assert_eq!(ids(&[other(), other()]), ["endpoint.cold-warm/warm-differs"]);
+        let both = Outcome { repeated: [Alike::Different { at: 2, shift: 1.0 }; 2], ..other() };
+        assert_eq!(ids(&[same(), both]), ["endpoint.cold-warm/warm-as-cold"], "twins share their beginning");
+        let odd = |flushed| Outcome {
+            flushed: Some(flushed),
+            repeated: [Alike::Different { at: 2, shift: 1.0 }; 2],
+            ..other()
+        };
+        let weight = |outcome: &dyn Fn() -> Outcome| {
+            findings("x", &[outcome(), outcome()], false, false, 1)[0].suggests[0].weight
+        };
+        let (right, wrong) =
+            (weight(&|| odd(Alike::Same)), weight(&|| odd(Alike::Different { at: 0, shift: 1.0 })));
+        assert!(right > weight(&other) && wrong < weight(&other), "a flush tells the cache from the rest");
+        let nothing = || outcome(70, Alike::Ended { at: 0 }, false);
+        assert_eq!(ids(&[nothing(), nothing()]), ["endpoint.cold-warm/warm-ends-early"]);
         assert_eq!(
             ids(&[outcome(70, Alike::Tie { at: 1, gap: 0.1 }, false); 1]),
             ["endpoint.cold-warm/warm-as-cold"]

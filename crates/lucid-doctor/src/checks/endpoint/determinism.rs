@@ -56,8 +56,8 @@ impl Check for Determinism {
     fn run(&self, examination: &mut Examination<'_>) -> Result<Examined, Skip> {
         let endpoint = examination.endpoint()?;
         let exact = examination.evidence.claim.is_some();
-        let seed = examination.subject.seed;
-        let questions = short_questions(seed, count(examination.subject.depth));
+        let seed = examination.seed;
+        let questions = short_questions(seed, count(examination.depth));
         // All questions, then all again: between two times other requests have passed through the server's caches.
         let requests: Vec<ChatRequest> = (0..TIMES)
             .flat_map(|_| questions.iter().cloned())
@@ -77,7 +77,12 @@ impl Check for Determinism {
             pairs += 1;
             ties += usize::from(matches!(alike, Alike::Tie { .. }));
             if alike.is_different() {
-                different.push((first.exchange, answer.exchange, alike));
+                different.push(Unlike {
+                    question: i % questions.len(),
+                    first: first.exchange,
+                    again: answer.exchange,
+                    alike,
+                });
             }
         }
         examination.evidence.probes.push(table);
@@ -86,6 +91,7 @@ impl Check for Determinism {
             return Err(Skip(reason.unwrap_or_else(|| "nothing could be compared".to_owned())));
         }
         let mut findings = Vec::new();
+        let repeats = proves(&different, pairs, &answers, questions.len(), exact);
         let mut answers: Vec<Sample> = answers.into_iter().flatten().collect();
         let open: Vec<ChatRequest> = (0..OPEN_TIMES)
             .flat_map(|_| open_questions())
@@ -95,7 +101,7 @@ impl Check for Determinism {
         let sampled = not_greedy(&answers);
         if let Some((finding, _)) = &sampled {
             findings.push(finding.clone());
-        } else if different.len() >= 2 || different.len() == pairs {
+        } else if repeats {
             findings.push(unstable(&different, pairs));
             examination.evidence.unstable = true;
         } else if ties > 0 {
@@ -125,31 +131,35 @@ impl Check for Determinism {
 }
 
 impl Determinism {
-    /// The same seed three times, hot. `None` without a question; `Some(None)`: the draws repeat.
+    /// The same seed three times, hot; if all differ, another seed and question. `None` without a question; `Some(None)`: the draws repeat.
     fn seeds(&self, examination: &mut Examination<'_>) -> Result<Option<Option<Finding>>, Skip> {
         let endpoint = examination.endpoint()?;
-        // An open question: one whose answer is certain repeats whatever the seed.
-        let Some(messages) = open_questions().into_iter().next() else { return Ok(None) };
-        let request = ChatRequest {
-            temperature: Some(HOT),
-            // A server's own default may cut the tail that draws differ in.
-            top_p: Some(1.0),
-            seed: Some(examination.subject.seed % (1 << 31)),
-            ..greedy(messages, ANSWER)
-        };
-        let drawn: Vec<Sample> = examination
-            .samples(&endpoint, &[request.clone(), request.clone(), request], 1)?
-            .into_iter()
-            .flatten()
-            .collect();
-        let [first, rest @ ..] = drawn.as_slice() else { return Ok(None) };
-        // A draw near the edge between two tokens may tip; three draws that all part don't.
-        let all_differ = rest.len() == 2
-            && rest.iter().all(|other| other.text != first.text)
-            && rest[0].text != rest[1].text;
-        if !all_differ {
-            return Ok(Some(None));
+        let mut first_of_all: Option<Sample> = None;
+        // Open questions: one whose answer is certain repeats whatever the seed. A draw near the edge between two tokens may tip,
+        // where sums come out in another order; three draws that all part, with two questions and two seeds, don't.
+        for (messages, offset) in open_questions().into_iter().take(2).zip(0..) {
+            let request = ChatRequest {
+                temperature: Some(HOT),
+                // A server's own default may cut the tail that draws differ in.
+                top_p: Some(1.0),
+                seed: Some(examination.seed.wrapping_add(offset) % (1 << 31)),
+                ..greedy(messages, ANSWER)
+            };
+            let drawn: Vec<Sample> = examination
+                .samples(&endpoint, &[request.clone(), request.clone(), request], 1)?
+                .into_iter()
+                .flatten()
+                .collect();
+            let [first, rest @ ..] = drawn.as_slice() else { return Ok(None) };
+            let all_differ = rest.len() == 2
+                && rest.iter().all(|other| other.text != first.text)
+                && rest[0].text != rest[1].text;
+            if !all_differ {
+                return Ok(Some(None));
+            }
+            first_of_all.get_or_insert_with(|| first.clone());
         }
+        let Some(first) = first_of_all else { return Ok(None) };
         let promised = matches!(endpoint.dialect(), Dialect::Vllm | Dialect::Lucid | Dialect::LlamaCpp);
         let finding = Finding::new(
             self.id(),
@@ -157,7 +167,7 @@ impl Determinism {
             if promised { Severity::Error } else { Severity::Info },
             "The same seed draws another answer each time",
         )
-        .detail("Three sampled answers with one seed are all different. Either the parameter has no effect, or the distributions change from call to call.")
+        .detail("Three sampled answers with one seed are all different, for two questions with a seed each. Either the parameter has no effect, or the distributions change from call to call.")
         .proof(ProofKind::Exchange, first.exchange.to_string(), first.text.chars().take(80).collect::<String>())
         .suggests("sampling-defaults", if examination.evidence.unstable { 1.0 } else { 7.0 });
         Ok(Some(Some(finding)))
@@ -245,25 +255,61 @@ fn not_greedy(answers: &[Sample]) -> Option<(Finding, usize)> {
     Some((finding, unlikely.len()))
 }
 
-fn unstable(different: &[(usize, usize, Alike)], pairs: usize) -> Finding {
-    let mut finding = Finding::new(
-        "endpoint.determinism",
-        "greedy-differs",
-        Severity::Error,
-        "The same greedy request gets answers from different distributions",
-    )
-    .detail(format!(
+/// A repetition whose answer is unlike the first one.
+struct Unlike {
+    question: usize,
+    /// Exchanges.
+    first: usize,
+    again: usize,
+    alike: Alike,
+}
+
+/// Whether the differences prove that the server doesn't repeat itself.
+///
+/// All answers to a question are held against its first one, so one odd answer makes as many differences as there are repetitions:
+/// honestly so when it was computed cold, the others from a cache by another kernel, and an expert was chosen by a hair. So it takes
+/// two questions, or one whose answers are all unlike each other. A server of plain f32 has no hairs.
+fn proves(
+    different: &[Unlike],
+    pairs: usize,
+    answers: &[Result<Sample, String>],
+    questions: usize,
+    exact: bool,
+) -> bool {
+    if exact {
+        return different.len() >= 2 || (!different.is_empty() && different.len() == pairs);
+    }
+    let mut odd: Vec<usize> = different.iter().map(|unlike| unlike.question).collect();
+    odd.sort_unstable();
+    odd.dedup();
+    let all_unlike = |question: &usize| {
+        let of: Vec<&Sample> = answers.iter().skip(*question).step_by(questions.max(1)).flatten().collect();
+        let mut pairs = (0..of.len()).flat_map(|a| (a + 1..of.len()).map(move |b| (a, b)));
+        of.len() > 2 && pairs.all(|(a, b)| of[a].compare(of[b], false).is_different())
+    };
+    odd.len() >= 2 || odd.iter().any(all_unlike)
+}
+
+fn unstable(different: &[Unlike], pairs: usize) -> Finding {
+    let ended = different.iter().all(|unlike| unlike.alike.is_ended());
+    let title = if ended {
+        "A greedy request that came before is answered with nothing, or with less"
+    } else {
+        "The same greedy request gets answers from different distributions"
+    };
+    let slug = if ended { "repeats-end-early" } else { "greedy-differs" };
+    let mut finding = Finding::new("endpoint.determinism", slug, Severity::Error, title).detail(format!(
         "{} of {pairs} repetitions, and not at near-ties: what the server computes depends on what it computed before.",
         different.len()
     ))
-    .suggests("prefix-cache", 4.0)
-    .suggests("gpu-hardware", 1.5)
-    .suggests("attention-kernel", 1.0);
-    for (first, again, alike) in different.iter().take(3) {
+    .suggests("prefix-cache", if ended { 6.0 } else { 4.0 })
+    .suggests("gpu-hardware", if ended { 0.0 } else { 1.5 })
+    .suggests("attention-kernel", if ended { 0.0 } else { 1.0 });
+    for unlike in different.iter().take(3) {
         finding = finding.proof(
             ProofKind::Exchange,
-            again.to_string(),
-            format!("against exchange {first}: {}", alike.word()),
+            unlike.again.to_string(),
+            format!("against exchange {}: {}", unlike.first, unlike.alike.word()),
         );
     }
     finding

@@ -109,7 +109,7 @@ impl Climb {
             return score;
         }
         let long = rung.needle_sentences.unwrap_or(0) > 200;
-        if long && examination.subject.depth == Depth::Quick {
+        if long && examination.depth == Depth::Quick {
             score.note = Some("not part of a quick examination".to_owned());
             return score;
         }
@@ -124,9 +124,9 @@ impl Climb {
             return score;
         }
         // The long prompts are dear: one attempt each.
-        let attempts = if long { 1 } else { examination.subject.depth.attempts() };
+        let attempts = if long { 1 } else { examination.depth.attempts() };
         let (mut passed, mut trials) = (0, 0);
-        for question in questions(rung, &ladder().haystack, attempts, examination.subject.seed) {
+        for question in questions(rung, &ladder().haystack, attempts, examination.seed) {
             if examination.out_of_patience().is_some() {
                 break;
             }
@@ -248,15 +248,16 @@ impl Climb {
                 // One answer that was late may be a busy server's. Two are a pattern, unless short ones come.
                 let late = matches!(error, lucid_client::Error::Timeout { .. })
                     && (examination.evidence.timeouts < 2 || is_slow(examination, endpoint));
-                if !late && self.findings.iter().all(|finding| !finding.id.ends_with("/requests-failed")) {
-                    let finding = Finding::new(
-                        "endpoint.ladder",
-                        "requests-failed",
-                        Severity::Error,
-                        "The server refuses or fails ordinary chat requests",
-                    )
-                    .detail(error.to_string())
-                    .proof(ProofKind::Exchange, number.to_string(), error.to_string());
+                let (slug, title) = match error {
+                    lucid_client::Error::Timeout { .. } => {
+                        ("answers-late", "Answers to ordinary chat requests don't come to an end")
+                    }
+                    _ => ("requests-failed", "The server refuses or fails ordinary chat requests"),
+                };
+                if !late && self.findings.iter().all(|finding| !finding.id.ends_with(slug)) {
+                    let finding = Finding::new("endpoint.ladder", slug, Severity::Error, title)
+                        .detail(error.to_string())
+                        .proof(ProofKind::Exchange, number.to_string(), error.to_string());
                     self.findings.push(match error {
                         lucid_client::Error::Timeout { .. } => finding
                             .suggests("collectives", 4.0)

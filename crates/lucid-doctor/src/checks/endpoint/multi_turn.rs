@@ -47,6 +47,7 @@ impl Check for MultiTurn {
             &["turns", "prompt tokens", "first tokens of the answer"],
         );
         let (mut compared, mut different, mut refused) = (0, Vec::new(), None);
+        let mut broken_off = 0;
         for messages in conversations() {
             if let Some(reason) = examination.out_of_patience() {
                 refused.get_or_insert(reason);
@@ -76,8 +77,11 @@ impl Check for MultiTurn {
             compared += 1;
             // Another length is another prompt, whatever the model makes of it.
             let other_length = rendered.prompt_tokens > 0 && rendered.prompt_tokens != prompt.len() as u64;
-            if alike.is_different() || other_length {
-                different.push((turns, rendered.exchange, raw.exchange, alike));
+            // An answer that breaks off is no other prompt: the second form repeats the first.
+            broken_off += usize::from(alike.is_ended() && !other_length);
+            if (alike.is_different() && !alike.is_ended()) || other_length {
+                let exchanges = (rendered.exchange, raw.exchange);
+                different.push(Unlike { turns, exchanges, alike, sure: other_length || exact });
             }
         }
         if compared == 0 {
@@ -85,7 +89,7 @@ impl Check for MultiTurn {
         }
         examination.evidence.probes.push(table);
         Ok(Examined {
-            findings: findings(self.id(), &different, compared, examination.evidence.unstable),
+            findings: findings(self.id(), &different, compared - broken_off, examination.evidence.unstable),
             covered: format!(
                 "{compared} conversations of 1 to 4 turns, rendered by the server and by the checkpoint's template"
             ),
@@ -140,17 +144,23 @@ fn named(examination: &Examination<'_>, mut sample: Sample) -> Sample {
     sample
 }
 
-fn findings(
-    check: &str,
-    different: &[(usize, usize, usize, Alike)],
-    compared: usize,
-    unstable: bool,
-) -> Vec<Finding> {
+/// A conversation that gets another answer than the same prompt as token ids.
+struct Unlike {
+    turns: usize,
+    /// Rendered by the server, and as token ids.
+    exchanges: (usize, usize),
+    alike: Alike,
+    /// One is enough: another length is another prompt, and plain f32 has no near-ties. Any other server may have computed one of the two
+    /// from a cache, by another kernel, and have chosen an expert by a hair.
+    sure: bool,
+}
+
+fn findings(check: &str, different: &[Unlike], compared: usize, unstable: bool) -> Vec<Finding> {
     // A server that gives other answers to the same request says nothing about its template.
-    if unstable {
+    if unstable || compared == 0 {
         return Vec::new();
     }
-    let Some(&(turns, rendered, raw, alike)) = different.first() else {
+    let Some(Unlike { turns, exchanges: (rendered, raw), alike, .. }) = different.first() else {
         return vec![
             Finding::new(
                 check,
@@ -161,7 +171,10 @@ fn findings(
             .suggests("chat-template", -3.0),
         ];
     };
-    let later = turns > 1;
+    if different.len() < 2 && !different.iter().any(|unlike| unlike.sure) {
+        return Vec::new();
+    }
+    let later = *turns > 1;
     let title = if later {
         "From the second turn on, the server renders another prompt than the checkpoint's template"
     } else {
@@ -189,12 +202,15 @@ mod tests {
     #[test]
     fn the_first_turn_that_differs_is_named() {
         let alike = Alike::Different { at: 0, shift: 1.0 };
-        let found = |different: &[(usize, usize, usize, Alike)], unstable| {
-            findings("endpoint.multi-turn", different, 4, unstable)
+        let found = |turns: &[(usize, bool)], unstable| {
+            let unlike = |&(turns, sure): &(usize, bool)| Unlike { turns, exchanges: (3, 4), alike, sure };
+            let different: Vec<Unlike> = turns.iter().map(unlike).collect();
+            findings("endpoint.multi-turn", &different, 4, unstable)
         };
         assert_eq!(found(&[], false)[0].id, "endpoint.multi-turn/alike");
-        assert!(found(&[(2, 3, 4, alike)], false)[0].title.starts_with("From the second turn"));
-        assert!(found(&[(1, 3, 4, alike)], false)[0].title.starts_with("The server renders"));
-        assert!(found(&[(1, 3, 4, alike)], true).is_empty());
+        assert!(found(&[(2, true)], false)[0].title.starts_with("From the second turn"));
+        assert!(found(&[(1, false), (2, false)], false)[0].title.starts_with("The server renders"));
+        assert!(found(&[(1, true)], true).is_empty());
+        assert!(found(&[(2, false)], false).is_empty(), "one may be a near-tie");
     }
 }

@@ -17,7 +17,7 @@ const BLOCKS: usize = 6;
 const GAINED: f64 = 8e6;
 const GAINED_BY_REQUEST: f64 = 64e3;
 /// Confidence that a change has to have.
-const CONFIDENCE: f64 = 0.99;
+const CONFIDENCE: f64 = 0.999;
 /// A change of the first token's log-probability that matters, in nats; honest servers move by hundredths.
 const MOVED: f64 = 0.1;
 
@@ -51,7 +51,7 @@ impl Check for Soak {
         let endpoint = examination.endpoint()?;
         let request =
             greedy(vec![Message::user("What is the capital of France? Answer in one sentence.")], 1);
-        let size = block(examination.subject.depth);
+        let size = block(examination.depth);
         let mut course = Course::default();
         course.memory.extend(memory(examination, &endpoint));
         for number in 0..BLOCKS {
@@ -62,12 +62,23 @@ impl Check for Soak {
             course.block(examination, &endpoint, &request, size)?;
             course.memory.extend(memory(examination, &endpoint));
         }
+        // By chance alone every block gains in one server of 64: what grows once has to grow twice as long.
+        if course.grows(size) {
+            for number in 0..BLOCKS {
+                examination.step(number, BLOCKS, "the same request, to see whether memory goes on growing");
+                if examination.out_of_patience().is_some() {
+                    break;
+                }
+                course.block(examination, &endpoint, &request, size)?;
+                course.memory.extend(memory(examination, &endpoint));
+            }
+        }
         if course.seconds.len() < 2 * BLOCKS && course.failures == 0 {
             return Err(Skip("too few answers came".to_owned()));
         }
         let mut findings = Vec::new();
         findings.extend(course.memory_finding(self.id(), size));
-        findings.extend(course.quality_finding(self.id(), examination.subject.seed));
+        findings.extend(course.quality_finding(self.id(), examination.seed));
         findings.extend(course.failure_finding(self.id(), examination));
         let mut table =
             ProbeTable::new(self.id(), "Over time", &["requests", "seconds a request", "resident memory"]);
@@ -137,15 +148,28 @@ impl Course {
         Ok(())
     }
 
-    /// Memory that every block gains is kept by requests; caches fill once.
+    /// Memory that was gained, bytes, and blocks of requests that gained it.
+    fn gained(&self) -> (f64, usize) {
+        let (first, last) = (self.memory.first(), self.memory.last());
+        (first.zip(last).map_or(0.0, |(first, last)| last - first), self.memory.len().saturating_sub(1))
+    }
+
+    /// Whether every block of `size` requests gains memory, and how much it is in all. Memory that every block gains is kept by
+    /// requests; caches fill once.
+    fn grows(&self, size: usize) -> bool {
+        let (all, blocks) = self.gained();
+        let by_request = all / (blocks.max(1) * size) as f64;
+        let each = self.memory.windows(2).all(|pair| pair[1] > pair[0]);
+        blocks >= BLOCKS && each && all >= GAINED && by_request >= GAINED_BY_REQUEST
+    }
+
     fn memory_finding(&self, check: &str, size: usize) -> Option<Finding> {
-        if self.memory.len() != BLOCKS + 1 {
+        let (all, blocks) = self.gained();
+        if blocks < BLOCKS {
             return None;
         }
-        let gains: Vec<f64> = self.memory.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        let (least, all) = (gains.iter().copied().fold(f64::INFINITY, f64::min), gains.iter().sum::<f64>());
-        let by_request = all / (BLOCKS * size) as f64;
-        if least <= 0.0 || all < GAINED || by_request < GAINED_BY_REQUEST {
+        let by_request = all / (blocks * size) as f64;
+        if !self.grows(size) {
             return Some(
                 Finding::new(
                     check,
@@ -159,13 +183,13 @@ impl Course {
         Some(
             Finding::new(check, "memory-grows", Severity::Error, "The server's memory grows with every request")
                 .detail(format!(
-                    "{:.0} kB a request: {:.1} MB more after {} small requests, in each of {BLOCKS} blocks (by chance: 1 in {}).",
+                    "{:.0} kB a request: {:.1} MB more after {} small requests, in each of {blocks} blocks (by chance: 1 in {}).",
                     by_request / 1e3,
                     all / 1e6,
-                    BLOCKS * size,
-                    1 << BLOCKS
+                    blocks * size,
+                    1_u64 << blocks.min(63)
                 ))
-                .proof(ProofKind::Number, "process_resident_memory_bytes", format!("{:.0} → {:.0}", self.memory[0], self.memory[BLOCKS]))
+                .proof(ProofKind::Number, "process_resident_memory_bytes", format!("{:.0} → {:.0}", self.memory[0], self.memory[blocks]))
                 .suggests("memory-leak", 9.0),
         )
     }

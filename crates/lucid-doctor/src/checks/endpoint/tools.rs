@@ -86,7 +86,7 @@ impl Check for Tools {
 
     fn run(&self, examination: &mut Examination<'_>) -> Result<Examined, Skip> {
         let endpoint = examination.endpoint()?;
-        let tasks = match examination.subject.depth {
+        let tasks = match examination.depth {
             Depth::Quick => 1,
             Depth::Standard => 2,
             Depth::Thorough => TASKS.len(),

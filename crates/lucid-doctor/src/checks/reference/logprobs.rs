@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::epsilon::recognize;
 use super::places::{Measure, mean_kl, places};
 use super::witness::Witness;
 use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
@@ -96,17 +97,35 @@ impl Check for Logprobs {
                 refused.unwrap_or_else(|| "the server returned no log-probabilities".to_owned()),
             ));
         }
+        let mut semantics = witness.to_string();
+        let mut other_arithmetic = None;
+        if let Some(claim) = claim
+            && let Some(recognized) = recognize(examination, claim, &scores)?
+        {
+            examination.evidence.claim = Some(recognized.claim);
+            for ((_, kept), score) in examination.evidence.observed.iter_mut().zip(&recognized.scores) {
+                kept.clone_from(score);
+            }
+            test = SequentialTest::new(LOW, HIGH, ALPHA);
+            for score in &recognized.scores {
+                test.observe(score.mean_kl() / SCALE);
+            }
+            (scores, semantics) = (recognized.scores, recognized.semantics);
+            other_arithmetic = Some(recognized.title);
+        }
         let decision = test.decision();
         let places = places(self.id(), &scores, Measure { exact: claim.is_some() });
         // Wrong in one place is wrong, however small its share of all.
         let wrong_place = places.iter().any(|finding| finding.severity > Severity::Info);
         let exact = claim.and_then(|_| if wrong_place { Some(false) } else { holds(&scores) });
         examination.evidence.exact = exact;
+        examination.evidence.threshold |=
+            places.iter().any(|finding| finding.suggested_cause() == Some("size-threshold"));
         let capabilities = endpoint.dialect().capabilities();
         let of =
             if capabilities.prompt_logprobs { "prompt and generated tokens" } else { "generated tokens" };
-        let mut divergence = summarize(&scores, decision, of, witness.to_string());
-        let (finding, covered) = conclude(
+        let mut divergence = summarize(&scores, decision, of, semantics, witness.word());
+        let (mut finding, covered) = conclude(
             self.id(),
             &divergence,
             decision,
@@ -118,6 +137,9 @@ impl Check for Logprobs {
             divergence.decision = "near".to_owned();
         }
         examination.evidence.divergence = Some(divergence);
+        if let (Some(finding), Some(title)) = (&mut finding, other_arithmetic) {
+            finding.detail.push_str(&format!(" It computes with an honest arithmetic of its own: {title}."));
+        }
         match finding {
             Some(finding) => {
                 let mut findings = vec![finding];
@@ -132,7 +154,13 @@ impl Check for Logprobs {
 }
 
 #[allow(clippy::cast_precision_loss)] // counts of tokens
-fn summarize(scores: &[PromptScore], decision: Decision, of: &str, semantics: String) -> Divergence {
+fn summarize(
+    scores: &[PromptScore],
+    decision: Decision,
+    of: &str,
+    semantics: String,
+    witness: String,
+) -> Divergence {
     let positions: Vec<_> = scores.iter().flat_map(|score| &score.positions).collect();
     let over_prompts = |value: &dyn Fn(&PositionScore) -> f64| {
         let clusters: Vec<(f64, f64)> = scores
@@ -176,6 +204,7 @@ fn summarize(scores: &[PromptScore], decision: Decision, of: &str, semantics: St
         decode: mean_kl(positions.iter().copied().filter(|position| position.decoded)),
         by_position: bins.collect(),
         semantics,
+        witness,
         hypotheses: Vec::new(),
     }
 }
@@ -211,14 +240,14 @@ fn conclude(
                 "Divergence at least {numbers}. It declares f32, and {:.0} % of the tokens deviate by more than f32's rounding.",
                 share * 100.0
             )),
-            _ => Finding::new(check, "agrees", Severity::Info, "The server computes what the checkpoint says")
+            _ => Finding::new(check, "agrees", Severity::Info, format!("The server computes {}", divergence.witness))
                 .detail(format!("Divergence at least {numbers}.")),
         },
         Decision::Different => Finding::new(
             check,
             "differs",
             Severity::Error,
-            "The server does not compute what the checkpoint says",
+            format!("The server does not compute {}", divergence.witness),
         )
         .detail(format!("Divergence at least {numbers}; an honest server stays below {:.2}.", LOW * SCALE))
         .proof(ProofKind::Exchange, exchange.to_string(), "the first of the compared answers"),

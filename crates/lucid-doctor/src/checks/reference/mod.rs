@@ -1,5 +1,6 @@
 //! Checks that compare the server with the checkpoint.
 
+mod epsilon;
 mod hypotheses;
 mod logprobs;
 mod places;

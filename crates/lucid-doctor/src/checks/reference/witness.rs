@@ -45,6 +45,18 @@ impl<'a> Witness<'a> {
         Ok(Witness::Computed(Box::new(reference.scorer_as(examination.evidence.claim)?)))
     }
 
+    /// What a right server computes.
+    pub(super) fn word(&self) -> String {
+        match self {
+            Witness::Computed(_) => "what the checkpoint says".to_owned(),
+            // A server has no files.
+            Witness::Recorded(record) if record.fingerprint.is_empty() => {
+                format!("what {} says", record.checkpoint)
+            }
+            Witness::Recorded(record) => format!("what was recorded of {}", record.checkpoint),
+        }
+    }
+
     /// What to ask, in this order.
     pub(super) fn texts(&self, subject: &Subject) -> Vec<Text<'a>> {
         let most = subject.depth.most_compared_prompts();

@@ -102,16 +102,22 @@ impl CpuModel {
         for span in spans {
             for i in 0..span.count {
                 let (row, position) = (span.row + i, span.position + i);
+                let stands = self.fault.as_ref().map_or(position, |fault| {
+                    fault.rotated_to(span, position, config.max_position_embeddings)
+                });
                 let entry = &mut s.entry[row * width..(row + 1) * width];
                 // The norm is for the latent part only.
                 rms_norm_in_place(&mut entry[..latent], &weights.kv_a_norm, eps);
-                self.rope.rotate(&mut entry[latent..], position);
-                cache.write(layer, span.pages[position / PAGE_TOKENS], position % PAGE_TOKENS, entry);
+                self.rope.rotate(&mut entry[latent..], stands);
                 let row = row * config.num_attention_heads * head;
                 let queries = &mut s.query[row..row + config.num_attention_heads * head];
                 for query in queries.chunks_exact_mut(head) {
-                    self.rope.rotate(&mut query[nope..], position);
+                    self.rope.rotate(&mut query[nope..], stands);
                 }
+                if let Some(fault) = &self.fault {
+                    fault.entry_and_queries(span, position, entry, queries);
+                }
+                cache.write(layer, span.pages[position / PAGE_TOKENS], position % PAGE_TOKENS, entry);
             }
         }
     }

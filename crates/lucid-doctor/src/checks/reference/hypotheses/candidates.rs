@@ -12,6 +12,8 @@ pub(super) struct Hypothesis {
     pub(super) semantics: SemanticsOptions,
     /// The cause that a mistake speaks for; `None` for an honest arithmetic.
     pub(super) cause: Option<&'static str>,
+    /// The wider mistake of which it is a single strength.
+    pub(super) within: Option<Plant>,
 }
 
 impl Hypothesis {
@@ -30,6 +32,7 @@ pub(super) fn general(claim: Option<Claim>) -> Vec<Hypothesis> {
         title: variation.title.clone(),
         semantics: variation.semantics(claim),
         cause: variation.cause.as_deref(),
+        within: None,
     });
     mistakes.chain(variations).collect()
 }
@@ -58,6 +61,7 @@ fn of_mistake(mistake: &'static Mistake, layer: Option<usize>, claim: Option<Cla
         title: format!("{}{alone}", mistake.title),
         semantics: with(Planted { plant, dosage: layer.map_or(Dosage::Typical, Dosage::InLayer) }, claim),
         cause: Some(&mistake.cause),
+        within: mistake.within(),
     };
     let strengths = mistake.strengths.iter();
     let others = strengths.filter_map(|&strength| in_strength(mistake, strength, layer, claim));
@@ -79,6 +83,7 @@ pub(super) fn in_strength(
         title: format!("{}{alone}", mistake.title),
         semantics: with(Planted { plant, dosage: Dosage::Strength(strength, layer) }, claim),
         cause: Some(&mistake.cause),
+        within: mistake.within(),
     })
 }
 

@@ -15,6 +15,8 @@ const CLEARLY: f64 = 1.5;
 const ODDS: f64 = 100.0;
 /// A small divergence whose nearest hypothesis is worth a word: a hundred times what f32 leaves.
 const SEEN: f64 = 1e-4;
+/// Answers that a strength was not fitted to, at the least, if they are to say anything.
+const LEAST_UNFITTED: usize = 4;
 /// Divergences below this are the rounding of f32 and mean nothing (Lucid's own server: 1.6e-8 on the canary).
 pub(super) const ROUNDING: f64 = 1e-6;
 
@@ -143,6 +145,22 @@ fn alone(right: &[f64], trial: &[f64], different: bool) -> Fit {
     if far || (!different && against) { Fit::Excluded } else { Fit::Unclear }
 }
 
+/// Whether a fitted strength is nearer than a special one of the same mistake, on the answers beyond the first `used` that it was
+/// fitted to: by the mean of the paired differences, which has to be twice its standard error. The rounding of an honest engine is the
+/// same in both distances, and most of it cancels.
+#[allow(clippy::cast_precision_loss)] // a dozen prompts
+pub(super) fn is_nearer_unfitted(special: &[f64], fitted: &[f64], used: usize) -> bool {
+    let gains: Vec<f64> =
+        special.iter().zip(fitted).skip(used).map(|(special, fitted)| special - fitted).collect();
+    if gains.len() < LEAST_UNFITTED {
+        return false;
+    }
+    let gain = mean(&gains);
+    let squares: f64 = gains.iter().map(|each| (each - gain).powi(2)).sum();
+    let error = (squares / (gains.len() * (gains.len() - 1)) as f64).sqrt();
+    gain > 0.0 && gain >= 2.0 * error
+}
+
 /// Whether the first answers already exclude it: then the others need not be computed.
 pub(super) fn is_hopeless(right: &Distances, trial: &Distances, different: bool, claimed: bool) -> bool {
     // What reproduces even one answer to the rounding deserves the others.
@@ -228,6 +246,16 @@ mod tests {
         let mut trial = [2e-5; 8];
         trial[0] = 1e-5;
         assert_eq!(one(&right, &trial, false), Fit::Unclear);
+    }
+
+    #[test]
+    fn a_fitted_strength_has_to_be_nearer_elsewhere() {
+        let special = [2e-5, 2e-5, 1.4e-5, 1.5e-5, 1.6e-5, 1.3e-5, 1.5e-5, 1.7e-5];
+        let fitted = [1e-5, 1e-5, 1.3e-5, 1.3e-5, 1.5e-5, 1.25e-5, 1.35e-5, 1.55e-5];
+        assert!(is_nearer_unfitted(&special, &fitted, 2));
+        let elsewhere_as_far = [1e-5, 1e-5, 1.4e-5, 1.6e-5, 1.5e-5, 1.3e-5, 1.6e-5, 1.65e-5];
+        assert!(!is_nearer_unfitted(&special, &elsewhere_as_far, 2), "nearer only where it was fitted");
+        assert!(!is_nearer_unfitted(&special[..4], &fitted[..4], 2), "two answers say nothing");
     }
 
     #[test]

@@ -105,6 +105,13 @@ impl Check for Hypotheses {
         if (wrong || claim.is_none()) && !tried.is_settled() {
             search(examination, &mut tried, deadline, &known)?;
         }
+        // What fits may be one strength of a wider mistake, whose own strength is near it.
+        let wider: Vec<Plant> = tried.wider();
+        if !wider.is_empty() {
+            search(examination, &mut tried, deadline, &|plant| {
+                known(plant) && plant.is_some_and(|plant| wider.contains(&plant))
+            })?;
+        }
         if wrong && !tried.is_settled() {
             let layers = examination.reference.as_ref().map_or(0, |r| r.config().num_hidden_layers);
             for hypothesis in

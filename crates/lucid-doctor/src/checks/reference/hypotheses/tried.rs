@@ -2,9 +2,11 @@
 
 use std::time::Instant;
 
+use lucid_engine::Plant;
+
 use super::SCREENED;
 use super::candidates::Hypothesis;
-use super::fit::{Distances, Fit, is_hopeless, judge, mean, reproduces};
+use super::fit::{Distances, Fit, is_hopeless, is_nearer_unfitted, judge, mean, reproduces};
 use crate::evidence::{Examination, compare};
 use crate::report::html::nats;
 use crate::report::{Finding, ProofKind, Severity};
@@ -74,7 +76,28 @@ impl Tried {
 
     pub(super) fn fits(&self) -> Vec<Fit> {
         let causes: Vec<Option<&str>> = self.hypotheses.iter().map(|hypothesis| hypothesis.cause).collect();
-        judge(&self.right, &self.distances, &causes, self.different, self.claimed)
+        let mut fits = judge(&self.right, &self.distances, &causes, self.different, self.claimed);
+        for (i, hypothesis) in self.hypotheses.iter().enumerate() {
+            let Some(wider) = hypothesis.within.filter(|_| fits[i] == Fit::Fits) else { continue };
+            for j in 0..fits.len() {
+                if fits[j] == Fit::Fits && self.hypotheses[j].plant() == Some(wider) {
+                    // One of the two: they are the same mistake.
+                    let nearer = is_nearer_unfitted(&self.distances[i].kl, &self.distances[j].kl, SCREENED);
+                    fits[if nearer { i } else { j }] = Fit::Unclear;
+                }
+            }
+        }
+        fits
+    }
+
+    /// Wider mistakes than those that fit, where these are a single strength of them.
+    pub(super) fn wider(&self) -> Vec<Plant> {
+        if self.is_reproduced() {
+            return Vec::new();
+        }
+        let fits = self.fits();
+        let fitting = self.hypotheses.iter().zip(&fits).filter(|(_, fit)| **fit == Fit::Fits);
+        fitting.filter_map(|(hypothesis, _)| hypothesis.within).collect()
     }
 
     pub(super) fn is_explained(&self) -> bool {
@@ -181,7 +204,7 @@ impl Tried {
             .suggests(cause, 12.0)
             // What the mistake explains, lengths and caches need not: positions that are wrong look like a threshold.
             .suggests("size-threshold", -8.0)
-            .suggests("kv-cache-scales", -4.0),
+            .suggests("kv-cache-scales", if cause == "kv-cache-scales" { 0.0 } else { -4.0 }),
             (Fit::Nearest, Some(cause)) => named(
                 "nearest",
                 Severity::Warning,

@@ -3,11 +3,15 @@
 //! A kernel that is wrong above 64 rows, a step that is cut at 512, a context that was extended: each breaks answers from one
 //! length on. The probe asks just below and just above powers of two, and halves the interval between the last right and the
 //! first wrong answer. With the checkpoint at hand an answer is wrong when its distributions are; without it, when a needle
-//! isn't found.
+//! isn't found. An edge is an accusation only when fresh prompts of such lengths show it again, on both sides.
+
+mod edge;
+
+use edge::{Distance, Trial, controls, edge, is_reproduced};
 
 use super::requests::{Needle, greedy, needle_prompt};
 use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
-use crate::evidence::{Examination, FEW_BEYOND, Observation, Observed, PromptScore, compare};
+use crate::evidence::{Examination, Observation, Observed, PromptScore, compare};
 use crate::report::html::nats;
 use crate::report::{Finding, ProbeTable, ProofKind, Severity};
 use crate::statistics::Random;
@@ -21,11 +25,8 @@ const ANSWER: u32 = 40;
 const FRAME: usize = 34;
 /// Tokens of a sentence, about.
 const SENTENCE: usize = 9;
-/// Divergence of an answer from the reference at which it may be wrong, nats a token.
-const WRONG: f64 = 5e-3;
-/// How many times farther from the reference wrong answers are than right ones: honest servers of large models reach `WRONG`
-/// by rounding, at all lengths alike.
-const APART: f64 = 10.0;
+/// Draws of a text until it has about as many tokens as it should: the two sides of a power of two lie three sentences apart.
+const DRAWS: usize = 8;
 /// Two lengths that are so close are the same edge.
 const CLOSE: usize = 12;
 /// Halvings of the interval, at the most.
@@ -40,29 +41,6 @@ fn lengths(depth: Depth, longest: usize) -> Vec<usize> {
     };
     let around = powers.iter().flat_map(|&power| [power - SENTENCE, power + 2 * SENTENCE]);
     around.filter(|length| length + ANSWER as usize + 2 * SENTENCE <= longest).collect()
-}
-
-/// What one prompt gave.
-#[derive(Clone, Debug)]
-struct Trial {
-    tokens: usize,
-    found: bool,
-    /// Divergence from the reference, where it was compared.
-    kl: Option<f64>,
-    /// Share of the answer's tokens beyond rounding, if the server declares an arithmetic that the reference has.
-    beyond: Option<f64>,
-    exchange: usize,
-    text: String,
-}
-
-impl Trial {
-    fn is_wrong(&self) -> bool {
-        match (self.beyond, self.kl) {
-            (Some(beyond), _) => beyond > FEW_BEYOND,
-            (None, Some(kl)) => kl > WRONG,
-            (None, None) => !self.found,
-        }
-    }
 }
 
 impl Check for LengthSweep {
@@ -85,8 +63,8 @@ impl Check for LengthSweep {
     fn run(&self, examination: &mut Examination<'_>) -> Result<Examined, Skip> {
         let endpoint = examination.endpoint()?;
         let longest = endpoint.info().max_model_len.map_or(4_096, |length| length as usize);
-        let mut sweep = Sweep { random: Random::new(examination.subject.seed ^ 0x1e47), trials: Vec::new() };
-        let lengths = lengths(examination.subject.depth, longest);
+        let mut sweep = Sweep { random: Random::new(examination.seed ^ 0x1e47), trials: Vec::new() };
+        let lengths = lengths(examination.depth, longest);
         let mut failed = None;
         for (number, &length) in lengths.iter().enumerate() {
             examination.step(number, lengths.len(), &format!("{length} tokens"));
@@ -98,7 +76,10 @@ impl Check for LengthSweep {
         if sweep.trials.len() < 4 {
             return Err(Skip(failed.unwrap_or_else(|| "too few lengths fit the context".to_owned())));
         }
+        sweep.beyond(examination, longest);
         sweep.bisect(examination);
+        let found = edge(&sweep.trials);
+        let again = found.map(|found| sweep.again(examination, found));
         let mut trials = sweep.trials;
         trials.sort_by_key(|trial| trial.tokens);
         let mut table = ProbeTable::new(
@@ -107,13 +88,14 @@ impl Check for LengthSweep {
             &["tokens", "code found", "nats a token from the reference"],
         );
         for trial in &trials {
-            let kl = trial.kl.map_or_else(|| "not compared".to_owned(), nats);
+            let kl = trial.distance.map_or_else(|| "not compared".to_owned(), |distance| nats(distance.kl));
             table.row(&[&trial.tokens, &if trial.found { "yes" } else { "no" }, &kl]);
         }
         examination.evidence.probes.push(table);
+        examination.evidence.threshold |= found.is_some() && again == Some(true);
         let (first, last) = (trials.first().map_or(0, |t| t.tokens), trials.last().map_or(0, |t| t.tokens));
         Ok(Examined {
-            findings: findings(self.id(), &trials),
+            findings: findings(self.id(), &trials, found.filter(|_| again == Some(true))),
             covered: format!("{} prompts of {first} to {last} tokens", trials.len()),
         })
     }
@@ -127,22 +109,74 @@ struct Sweep {
 impl Sweep {
     fn ask(&mut self, examination: &mut Examination<'_>, length: usize) -> Result<(), String> {
         let endpoint = examination.endpoint()?;
-        let sentences = length.saturating_sub(FRAME) / SENTENCE;
-        let before = sentences / 2;
-        let needle = needle_prompt(before, sentences - before, &mut self.random);
+        let needle = self.needle(examination, length);
         let sample = examination.sample(&endpoint, &greedy(needle.messages.clone(), ANSWER))?;
         let score = against_reference(examination, &needle, &sample);
         let exact = examination.evidence.claim.is_some();
+        let distance = score.map(|score| Distance {
+            kl: score.mean_kl(),
+            rounding: exact.then(|| (score.beyond(), mean_gap(&score))),
+        });
         let tokens = if sample.prompt_tokens > 0 { sample.prompt_tokens as usize } else { length };
         self.trials.push(Trial {
             tokens,
             found: sample.text.contains(&needle.secret),
-            kl: score.as_ref().map(PromptScore::mean_kl),
-            beyond: score.filter(|_| exact).map(|score| score.beyond()),
+            distance,
             exchange: sample.exchange,
             text: sample.text,
         });
         Ok(())
+    }
+
+    /// A prompt of about so many tokens; as near as half a sentence where there is a tokenizer to count them.
+    fn needle(&mut self, examination: &Examination<'_>, length: usize) -> Needle {
+        let mut sentences = length.saturating_sub(FRAME) / SENTENCE;
+        let mut nearest: Option<(usize, Needle)> = None;
+        for _ in 0..DRAWS {
+            let before = sentences / 2;
+            let needle = needle_prompt(before, sentences - before, &mut self.random);
+            let tokens =
+                examination.reference.as_ref().and_then(|reference| reference.prompt(&needle.messages).ok());
+            let Some(tokens) = tokens.map(|tokens| tokens.len()) else { return needle };
+            let missed = tokens.abs_diff(length);
+            if tokens > length + SENTENCE / 2 {
+                sentences = sentences.saturating_sub((missed / SENTENCE).max(1));
+            } else if tokens + SENTENCE / 2 < length {
+                sentences += (missed / SENTENCE).max(1);
+            }
+            if nearest.as_ref().is_none_or(|(least, _)| missed < *least) {
+                nearest = Some((missed, needle));
+            }
+            if missed <= SENTENCE / 2 {
+                break;
+            }
+        }
+        nearest.map_or_else(|| needle_prompt(0, 0, &mut self.random), |(_, needle)| needle)
+    }
+
+    /// Asks for something longer still where only the longest prompt is wrong: an edge takes two.
+    fn beyond(&mut self, examination: &mut Examination<'_>, longest: usize) {
+        let last = self.trials.iter().max_by_key(|trial| trial.tokens);
+        let Some(last) = last.filter(|last| last.is_wrong()).map(|last| last.tokens) else { return };
+        let length = last + 3 * SENTENCE;
+        let alone = self.trials.iter().filter(|trial| trial.is_wrong()).count() == 1;
+        if alone && length + ANSWER as usize + 2 * SENTENCE <= longest {
+            examination.step(0, 1, &format!("{length} tokens"));
+            // Without an answer there is no edge to narrow.
+            let _ = self.ask(examination, length);
+        }
+    }
+
+    /// Whether fresh prompts, two on either side, show the edge again. They join the trials.
+    fn again(&mut self, examination: &mut Examination<'_>, edge: (usize, usize)) -> bool {
+        let before = self.trials.len();
+        for (number, length) in controls(&self.trials, edge).into_iter().enumerate() {
+            examination.step(number, 4, &format!("{length} tokens, once more"));
+            if self.ask(examination, length).is_err() {
+                return false;
+            }
+        }
+        self.trials.get(before..).is_some_and(|fresh| is_reproduced(fresh, edge))
     }
 
     /// Narrows the interval between right and wrong.
@@ -163,6 +197,14 @@ impl Sweep {
             }
         }
     }
+}
+
+/// Mean of the tokens' largest |Δ log-probability|, each cut at 1 nat.
+#[allow(clippy::cast_precision_loss)] // counts of tokens
+fn mean_gap(score: &PromptScore) -> f64 {
+    // `min` takes 1 for a gap that is no number.
+    score.positions.iter().map(|position| position.gap.min(1.0)).sum::<f64>()
+        / score.positions.len().max(1) as f64
 }
 
 /// The answer's own tokens, re-scored by the reference.
@@ -198,41 +240,10 @@ fn against_reference(
     compare(&mut scorer, &observed).ok()
 }
 
-/// The longest right prompt below the shortest wrong one; `None` if the wrong ones are not all longer than the right ones, up to
-/// one exception.
-fn edge(trials: &[Trial]) -> Option<(usize, usize)> {
-    let mut sorted: Vec<&Trial> = trials.iter().collect();
-    sorted.sort_by_key(|trial| trial.tokens);
-    // The cut with the fewest exceptions.
-    let exceptions =
-        |cut: usize| sorted.iter().enumerate().filter(|(i, trial)| trial.is_wrong() != (*i >= cut)).count();
-    let cut = (1..sorted.len()).min_by_key(|&cut| exceptions(cut))?;
-    let (right, wrong) = (sorted.get(cut - 1)?, sorted.get(cut)?);
-    let wrongs = sorted.get(cut..)?.iter().filter(|trial| trial.is_wrong()).count();
-    (exceptions(cut) <= 1 && wrongs >= 2 && wrong.is_wrong() && !right.is_wrong() && apart(trials))
-        .then_some((right.tokens, wrong.tokens))
-}
-
-/// Whether wrong answers are far from right ones, where they were compared with the reference.
-#[allow(clippy::cast_precision_loss)] // a dozen trials
-fn apart(trials: &[Trial]) -> bool {
-    let mean = |wrong: bool| {
-        let of = trials.iter().filter(|trial| trial.is_wrong() == wrong).filter_map(|trial| trial.kl);
-        let (sum, count) = of.fold((0.0, 0), |(sum, count), kl| (sum + kl, count + 1));
-        (count > 0).then(|| sum / f64::from(count))
-    };
-    if trials.iter().all(|trial| trial.beyond.is_some()) {
-        return true;
-    }
-    match (mean(true), mean(false)) {
-        (Some(wrong), Some(right)) => wrong >= APART * right,
-        _ => true,
-    }
-}
-
-fn findings(check: &str, trials: &[Trial]) -> Vec<Finding> {
+/// `edge`: the longest right and the shortest wrong prompt, if fresh prompts have shown them again.
+fn findings(check: &str, trials: &[Trial], edge: Option<(usize, usize)>) -> Vec<Finding> {
     let wrong = trials.iter().filter(|trial| trial.is_wrong()).count();
-    if let Some((right, first_wrong)) = edge(trials) {
+    if let Some((right, first_wrong)) = edge {
         let power = first_wrong.next_power_of_two() / if first_wrong.is_power_of_two() { 1 } else { 2 };
         let at_power = right <= power + CLOSE / 2 && first_wrong >= power;
         let example = trials.iter().find(|trial| trial.tokens == first_wrong);
@@ -244,7 +255,7 @@ fn findings(check: &str, trials: &[Trial]) -> Vec<Finding> {
             format!("Answers break when a prompt is longer than {right} tokens"),
         )
         .detail(format!(
-            "Right up to {right} tokens, wrong from {first_wrong} on: {wrong} of {} prompts.{place}",
+            "Right up to {right} tokens, wrong from {first_wrong} on: {wrong} of {} prompts, fresh ones on both sides among them.{place}",
             trials.len()
         ))
         .suggests("size-threshold", if at_power { 8.0 } else { 5.0 })
@@ -281,46 +292,18 @@ fn findings(check: &str, trials: &[Trial]) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
+    use super::edge::tests::trials;
     use super::*;
-
-    fn trials(list: &[(usize, bool)]) -> Vec<Trial> {
-        list.iter()
-            .map(|&(tokens, found)| Trial {
-                tokens,
-                found,
-                kl: None,
-                beyond: None,
-                exchange: 1,
-                text: String::new(),
-            })
-            .collect()
-    }
-
-    #[test]
-    fn an_edge_needs_all_wrong_ones_above_it() {
-        let list = [(56, true), (80, false), (120, false), (150, false)];
-        assert_eq!(edge(&trials(&list)), Some((56, 80)));
-        assert_eq!(
-            edge(&trials(&[(56, true), (80, true), (120, true), (150, false)])),
-            None,
-            "one may be chance"
-        );
-        assert_eq!(edge(&trials(&[(56, false), (80, true), (120, false), (150, true)])), None);
-        assert_eq!(edge(&trials(&[(56, true), (80, true)])), None);
-        let one_exception = [(56, true), (80, false), (120, false), (150, true), (250, false), (280, false)];
-        assert_eq!(edge(&trials(&one_exception)), Some((56, 80)));
-    }
 
     #[test]
     fn powers_of_two_are_named() {
-        let found = findings(
-            "endpoint.length-sweep",
-            &trials(&[(60, true), (66, false), (120, false), (150, false)]),
-        );
+        let list = trials(&[(60, true), (66, false), (120, false), (150, false)]);
+        let found = findings("endpoint.length-sweep", &list, edge(&list));
         assert_eq!(found[0].suggested_cause(), Some("size-threshold"));
         assert!(found[0].detail.contains("is 64"), "{}", found[0].detail);
-        assert_eq!(findings("x", &trials(&[(60, true), (70, true)]))[0].id, "x/even");
-        assert_eq!(findings("x", &trials(&[(60, false), (70, false)]))[0].id, "x/all-lengths");
+        assert!(findings("x", &list, None).is_empty(), "fresh prompts did not show it again");
+        assert_eq!(findings("x", &trials(&[(60, true), (70, true)]), None)[0].id, "x/even");
+        assert_eq!(findings("x", &trials(&[(60, false), (70, false)]), None)[0].id, "x/all-lengths");
     }
 
     #[test]
