@@ -9,8 +9,10 @@ use crate::choice::Choice;
 
 /// The largest vocabulary that the kernel's sums have room for.
 pub const MOST_TOKENS: usize = 1 << 18;
-/// Threads of the kernel's only block of a row.
+/// Threads of a block.
 const THREADS: usize = 1_024;
+/// Blocks of a row, where they can be a cluster (see `PARTS` of `sample.cu`).
+const PARTS: usize = 8;
 /// u32 words of a `Choice`.
 const WORDS: usize = size_of::<Choice>() / 4;
 /// What the kernel says of a row that has a NaN or an infinity.
@@ -54,7 +56,8 @@ impl Draws {
         }
         self.host.copy_to(self.choices.address(), WORDS * choices.len())?;
         let (choices_at, drawn, width) = (self.choices.address(), self.drawn.address(), vocab as u32);
-        launch!(gpu, kernels.sample, (choices.len(), 1, 1), THREADS, 0; logits, width, choices_at, drawn)?;
+        let parts = if gpu.capability() >= 90 { PARTS } else { 1 };
+        launch!(gpu, kernels.sample, (parts * choices.len(), 1, 1), THREADS, 0; logits, width, choices_at, drawn)?;
         let mut answers = vec![0u32; choices.len()];
         gpu.read(&mut answers, drawn)?;
         tokens.extend(answers.iter().map(|&token| (token != NOT_FINITE).then_some(TokenId(token))));

@@ -137,8 +137,8 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
         __syncthreads();
     }
     u64 missing = ix.most - before;
-    u32 last = first_past(
-        scores, seen, [&](u32, float score) -> u64 { return key(score) == bound; }, [&](u64) { return missing - 1; });
+    u32 last = first_past<1>(
+        scores, 0, 0, seen, [&](u32, float score) -> u64 { return key(score) == bound; }, [&](u64) { return missing - 1; });
     for (u32 first = threadIdx.x / 32 * 32; first < seen; first += SCAN_THREADS) {
         u32 token = first + lane, order = token < seen ? key(scores[token]) : 0;
         bool keep = token < seen && !wrong && (order > bound || (order == bound && token <= last));

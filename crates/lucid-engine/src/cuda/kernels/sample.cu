@@ -1,5 +1,5 @@
 // Draws tokens from logits, by the rules of `choice.rs` to the bit: weights are whole numbers, so their sums don't depend on an
-// order, and `e^x` is written out as there. One block of 1,024 threads a row.
+// order, and `e^x` is written out as there. PARTS blocks of 1,024 threads a row, a cluster where there are any.
 
 struct Choice {
     u64 point;                  // where in the kept weights the draw falls, as a fraction of 2^64
@@ -10,6 +10,13 @@ struct Choice {
 };
 
 #define BINS 2048
+#if __CUDA_ARCH__ >= 900
+#define PARTS 8
+#define ROW_CLUSTER __cluster_dims__(PARTS, 1, 1)
+#else
+#define PARTS 1
+#define ROW_CLUSTER
+#endif
 
 // `exp` of cpu/exp.rs.
 __device__ __forceinline__ float exp_as_host(float x) {
@@ -29,10 +36,11 @@ __device__ __forceinline__ float exp_as_host(float x) {
     return x < -87.3f ? 0.0f : series * __uint_as_float((__float_as_uint(shifted) << 23) + 0x3f800000u);
 }
 
-// A row's logits and what is drawn from them; kept are the tokens above the key `bound`, and those of that key up to token `last`.
+// A row's logits, the block's part of them, and what is drawn from them; kept are the tokens above the key `bound`, and those of that
+// key up to token `last`.
 struct Draw {
     const float* logits;
-    u32 vocab;
+    u32 part, start, stop;
     Choice choice;
     float highest;
     u32 bound, last;
@@ -50,8 +58,7 @@ struct Draw {
 // evenly spaced, because most keys begin alike; then the key's own bits.
 __device__ void keep_best(Draw& row, bool by_weight, u64 wanted, float share) {
     __shared__ u32 sums[3][BINS];  // of 14 bits of each measure: a vocabulary has up to 2^18 tokens
-    __shared__ u64 chosen_before;
-    __shared__ u32 chosen;
+    __shared__ u32 chosen, before_low, before_high, own_low, own_high;
     u32 found = 0, bin = 0;
     u64 before = 0;
     for (int digit = 0; digit < 4; digit++) {
@@ -60,7 +67,7 @@ __device__ void keep_best(Draw& row, bool by_weight, u64 wanted, float share) {
         __syncthreads();
         u32 shift = digit == 1 ? 21 : digit == 2 ? 10 : 0, bits = digit == 3 ? 10 : 11;
         const Draw& r = row;
-        each_value(r.logits, threadIdx.x, r.vocab, SCAN_THREADS, [&](u32 token, float logit) {
+        each_value(r.logits, r.start + threadIdx.x, r.stop, SCAN_THREADS, [&](u32 token, float logit) {
             u32 order = key(logit);
             u32 distance = (u32)fminf((r.highest - logit) * r.choice.inverse_temperature * 72.0f, BINS - 1.0f), at = distance;
             if (digit > 0) {
@@ -75,33 +82,53 @@ __device__ void keep_best(Draw& row, bool by_weight, u64 wanted, float share) {
                 if (some) atomicAdd(&sums[part][at], some);
             }
         });
-        __syncthreads();
-        u64 size[2], total;
-        for (u32 i = 0; i < 2; i++) {
-            u32 at = 2 * threadIdx.x + i;
-            size[i] = sums[0][at] + ((u64)sums[1][at] << 14) + ((u64)sums[2][at] << 28);
+        group_sync<PARTS>();
+        // A block adds up an equal part of the bins.
+        const u32 OWN = BINS / PARTS;
+        u64 size[2] = {0, 0}, own, total = 0;
+        if (threadIdx.x < OWN / 2) {
+#pragma unroll
+            for (u32 p = 0; p < PARTS; p++)
+#pragma unroll
+                for (u32 i = 0; i < 2; i++)
+#pragma unroll
+                    for (u32 some = 0; some < 3; some++)
+                        size[i] += (u64)load_of<PARTS>(&sums[some][row.part * OWN + 2 * threadIdx.x + i], p) << 14 * some;
         }
-        u64 upto = before + block_scan(size[0] + size[1], total);
+        u64 begins = before + block_scan(size[0] + size[1], own) - size[0] - size[1];
+        if (threadIdx.x == 0) own_low = (u32)own, own_high = (u32)(own >> 32);
+        group_sync<PARTS>();
+        for (u32 p = 0; p < PARTS; p++) {
+            u64 there = (u64)load_of<PARTS>(&own_high, p) << 32 | load_of<PARTS>(&own_low, p);
+            if (p < row.part) begins += there;
+            total += there;
+        }
         if (digit == 0) {
             if (by_weight) wanted = max((u64)((double)total * (double)share), 1ull);
-            // All are wanted.
-            if (total <= wanted) return;
-        }
-        u64 begins = upto - size[0] - size[1];
-        for (u32 i = 0; i < 2; i++) {
-            if (begins < wanted && wanted <= begins + size[i]) {
-                chosen = 2 * threadIdx.x + i;
-                chosen_before = begins;
+            if (total <= wanted) {
+                // All are wanted.
+                group_sync<PARTS>();
+                return;
             }
+        }
+        for (u32 i = 0; i < 2; i++) {
+            if (begins < wanted && wanted <= begins + size[i])
+                chosen = row.part * OWN + 2 * threadIdx.x + i, before_low = (u32)begins, before_high = (u32)(begins >> 32);
             begins += size[i];
         }
-        __syncthreads();
-        before = chosen_before;
+        group_sync<PARTS>();
+        u32 here = ~0u;
+        for (u32 p = 0; p < PARTS; p++) {
+            u32 there = load_of<PARTS>(&chosen, p);
+            if (there == ~0u) continue;
+            here = there;
+            before = (u64)load_of<PARTS>(&before_high, p) << 32 | load_of<PARTS>(&before_low, p);
+        }
         if (digit == 0)
-            bin = chosen;
+            bin = here;
         else
-            found |= ((1u << bits) - 1 - chosen) << shift;
-        __syncthreads();
+            found |= ((1u << bits) - 1 - here) << shift;
+        group_sync<PARTS>();
     }
     // All tokens of the last bin have one key and so one measure: as many of them as are needed.
     u64 missing = wanted - before;
@@ -113,21 +140,24 @@ __device__ void keep_best(Draw& row, bool by_weight, u64 wanted, float share) {
         missing = (missing + each - 1) / each;
     }
     const Draw& r = row;
-    row.last = first_past(
-        r.logits, r.vocab,
+    row.last = first_past<PARTS>(
+        r.logits, r.part, r.start, r.stop,
         [&](u32 token, float logit) -> u64 { return key(logit) == found && (found > old_bound || token <= old_last); },
         [&](u64) { return missing - 1; });
 }
 
-// logits [rows, vocab]; drawn [rows]: a token, or ~0 where a logit is not finite.
-extern "C" __global__ void __launch_bounds__(SCAN_THREADS) sample(const float* logits, u32 vocab, const Choice* choices, u32* drawn) {
-    __shared__ u32 best_keys[32], best_tokens[32], wrong;
+// logits [rows, vocab]; drawn [rows]: a token, or ~0 where a logit is not finite. grid (PARTS rows).
+extern "C" __global__ void __launch_bounds__(SCAN_THREADS) ROW_CLUSTER
+    sample(const float* logits, u32 vocab, const Choice* choices, u32* drawn) {
+    __shared__ u32 best_keys[32], best_tokens[32], wrong, best_key, best_token;
     if (threadIdx.x == 0) wrong = 0;
     wait_for_previous();
     __syncthreads();
-    Draw row = {logits + (u64)blockIdx.x * vocab, vocab, choices[blockIdx.x], 0.0f, 0, ~0u};
+    u64 number = blockIdx.x / PARTS;
+    u32 part = blockIdx.x % PARTS, of_part = (vocab + PARTS - 1) / PARTS, start = min(part * of_part, vocab);
+    Draw row = {logits + number * vocab, part, start, min(start + of_part, vocab), choices[number], 0.0f, 0, ~0u};
     u32 best = 0, at = ~0u, bad = 0;
-    each_value(row.logits, threadIdx.x, vocab, SCAN_THREADS, [&](u32 token, float logit) {
+    each_value(row.logits, start + threadIdx.x, row.stop, SCAN_THREADS, [&](u32 token, float logit) {
         bad |= (__float_as_uint(logit) & 0x7f800000u) == 0x7f800000u;
         u32 order = key(logit);
         if (order > best) best = order, at = token;
@@ -141,15 +171,27 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS) sample(const float* l
     at = best_tokens[threadIdx.x % 32];
     warp_best = __reduce_max_sync(~0u, best);
     at = __reduce_min_sync(~0u, best == warp_best ? at : ~0u);
-    if (wrong) at = ~0u;
+    if (threadIdx.x == 0) best_key = warp_best, best_token = at;
+    group_sync<PARTS>();
+    best = 0, bad = 0;
+    for (u32 p = 0; p < PARTS; p++) {
+        // Parts are in the order of tokens, so of equal ones the first stays.
+        u32 there = load_of<PARTS>(&best_key, p);
+        if (there > best) best = there, at = load_of<PARTS>(&best_token, p);
+        bad |= load_of<PARTS>(&wrong, p);
+    }
+    if (bad) at = ~0u;
     if (at != ~0u && row.choice.inverse_temperature > 0.0f) {
         row.highest = row.logits[at];
         if (row.choice.top_k > 0) keep_best(row, false, row.choice.top_k, 0.0f);
         if (row.choice.top_p < 1.0f) keep_best(row, true, 0, row.choice.top_p);
         const Draw& r = row;
-        at = first_past(
-            r.logits, vocab, [&](u32 token, float logit) -> u64 { return r.keeps(token, key(logit)) ? r.weight(logit) : 0; },
+        at = first_past<PARTS>(
+            r.logits, r.part, r.start, r.stop,
+            [&](u32 token, float logit) -> u64 { return r.keeps(token, key(logit)) ? r.weight(logit) : 0; },
             [&](u64 total) { return __umul64hi(r.choice.point, total); });
     }
-    if (threadIdx.x == 0) drawn[blockIdx.x] = at;
+    if (threadIdx.x == 0 && part == 0) drawn[number] = at;
+    // Others may still read from this block.
+    group_sync<PARTS>();
 }

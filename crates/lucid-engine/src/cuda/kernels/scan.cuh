@@ -1,4 +1,5 @@
-// Sums and searches over many values by one block of 1,024 threads, in whole numbers: any order gives the same.
+// Sums and searches over many values by a block of 1,024 threads, or by a cluster of them, each with a part of the values; in whole
+// numbers, so any order gives the same.
 
 #define SCAN_THREADS 1024
 
@@ -51,20 +52,55 @@ __device__ __forceinline__ void each_value(const float* values, u32 first, u32 e
     }
 }
 
-// The first place at which the sum of `measure(place, value)` over the places up to it passes `point_in(total)`; the last place if none
-// does. Warps have consecutive parts of the values, and lanes eight values each when a warp goes through its part.
-template <typename Measure, typename Point>
-__device__ u32 first_past(const float* values, u32 count, Measure measure, Point point_in) {
-    __shared__ u32 found;
+// Waits for all threads of the PARTS blocks of a cluster.
+template <int PARTS>
+__device__ __forceinline__ void group_sync() {
+    if constexpr (PARTS == 1) {
+        __syncthreads();
+    } else {
+#if __CUDA_ARCH__ >= 900
+        asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+    }
+}
+
+// What stands at `ours` in the shared memory of the cluster's block `part`.
+template <int PARTS>
+__device__ __forceinline__ u32 load_of(const u32* ours, u32 part) {
+    u32 x = *ours;
+    if constexpr (PARTS > 1) {
+#if __CUDA_ARCH__ >= 900
+        u32 at;
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((u32)__cvta_generic_to_shared(ours)), "r"(part));
+        asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
+#endif
+    }
+    return x;
+}
+
+// The first place at which the sum of `measure(place, value)` over the places up to it passes `point_in(total)`; ~0 if none does. The
+// block has the places from `start` on and below `stop`; its warps have consecutive parts of them, and lanes eight values each when a
+// warp goes through its part.
+template <int PARTS, typename Measure, typename Point>
+__device__ u32 first_past(const float* values, u32 part, u32 start, u32 stop, Measure measure, Point point_in) {
+    __shared__ u32 found, low, high;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u32 part = (count + SCAN_THREADS - 1) / SCAN_THREADS * 32;
-    u32 first = warp * part, end = min(first + part, count);
-    u64 sum = 0, total;
+    u32 of_warp = (stop - start + SCAN_THREADS - 1) / SCAN_THREADS * 32;
+    u32 first = min(start + warp * of_warp, stop), end = min(first + of_warp, stop);
+    u64 sum = 0, own;
     each_value(values, first + lane, end, 32, [&](u32 i, float x) { sum += measure(i, x); });
-    if (threadIdx.x == 0) found = count - 1;
-    u64 upto = block_scan(sum, total), point = point_in(total);
+    u64 upto = block_scan(sum, own);
+    if (threadIdx.x == 0) found = ~0u, low = (u32)own, high = (u32)(own >> 32);
+    group_sync<PARTS>();
+    u64 before = 0, total = 0;
+    for (u32 p = 0; p < PARTS; p++) {
+        u64 there = (u64)load_of<PARTS>(&high, p) << 32 | load_of<PARTS>(&low, p);
+        if (p < part) before += there;
+        total += there;
+    }
+    u64 point = point_in(total);
     // Where this warp's part begins and ends.
-    u64 begins = of_lane(upto - sum, 0), ends = of_lane(upto, 31);
+    u64 begins = before + of_lane(upto - sum, 0), ends = before + of_lane(upto, 31);
     if (begins <= point && point < ends) {
         u64 reached = begins;
         for (u32 base = first; base < end; base += 256) {
@@ -93,8 +129,9 @@ __device__ u32 first_past(const float* values, u32 count, Measure measure, Point
             reached += of_lane(x, 31);
         }
     }
-    __syncthreads();
-    u32 result = found;
-    __syncthreads();
+    group_sync<PARTS>();
+    u32 result = ~0u;
+    for (u32 p = 0; p < PARTS; p++) result = min(result, load_of<PARTS>(&found, p));
+    group_sync<PARTS>();
     return result;
 }
