@@ -113,7 +113,8 @@ kernels!(
     experts_down_plain,
     combine,
     sum_ranks,
-    sample,
+    sample_1,
+    sample_8,
 );
 
 // SAFETY: handles of the driver, usable from any thread.

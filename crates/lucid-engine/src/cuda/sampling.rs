@@ -11,8 +11,10 @@ use crate::choice::Choice;
 pub const MOST_TOKENS: usize = 1 << 18;
 /// Threads of a block.
 const THREADS: usize = 1_024;
-/// Blocks of a row, where they can be a cluster (see `PARTS` of `sample.cu`).
+/// Blocks of a row that are a cluster.
 const PARTS: usize = 8;
+/// Rows whose clusters are on a large GPU at once; more take a block each.
+const CLUSTERED_ROWS: usize = 16;
 /// u32 words of a `Choice`.
 const WORDS: usize = size_of::<Choice>() / 4;
 /// What the kernel says of a row that has a NaN or an infinity.
@@ -56,8 +58,9 @@ impl Draws {
         }
         self.host.copy_to(self.choices.address(), WORDS * choices.len())?;
         let (choices_at, drawn, width) = (self.choices.address(), self.drawn.address(), vocab as u32);
-        let parts = if gpu.capability() >= 90 { PARTS } else { 1 };
-        launch!(gpu, kernels.sample, (parts * choices.len(), 1, 1), THREADS, 0; logits, width, choices_at, drawn)?;
+        let clustered = gpu.capability() >= 90 && choices.len() <= CLUSTERED_ROWS;
+        let (kernel, parts) = if clustered { (kernels.sample_8, PARTS) } else { (kernels.sample_1, 1) };
+        launch!(gpu, kernel, (parts * choices.len(), 1, 1), THREADS, 0; logits, width, choices_at, drawn)?;
         let mut answers = vec![0u32; choices.len()];
         gpu.read(&mut answers, drawn)?;
         tokens.extend(answers.iter().map(|&token| (token != NOT_FINITE).then_some(TokenId(token))));

@@ -1,5 +1,6 @@
 // Draws tokens from logits, by the rules of `choice.rs` to the bit: weights are whole numbers, so their sums don't depend on an
-// order, and `e^x` is written out as there. PARTS blocks of 1,024 threads a row, a cluster where there are any.
+// order, and `e^x` is written out as there. A block of 1,024 threads a row, or a cluster of them while
+// that leaves none waiting.
 
 struct Choice {
     u64 point;                  // where in the kept weights the draw falls, as a fraction of 2^64
@@ -10,13 +11,6 @@ struct Choice {
 };
 
 #define BINS 2048
-#if __CUDA_ARCH__ >= 900
-#define PARTS 8
-#define ROW_CLUSTER __cluster_dims__(PARTS, 1, 1)
-#else
-#define PARTS 1
-#define ROW_CLUSTER
-#endif
 
 // `exp` of cpu/exp.rs.
 __device__ __forceinline__ float exp_as_host(float x) {
@@ -56,6 +50,7 @@ struct Draw {
 // Keeps only the best tokens: those before which fewer than `wanted` tokens (or, by weight, less than a share of all weights)
 // stand, by logit and at equal logits by number. Finds the last one's key by digits: first how far it lies below the highest logit,
 // evenly spaced, because most keys begin alike; then the key's own bits.
+template <int PARTS>
 __device__ void keep_best(Draw& row, bool by_weight, u64 wanted, float share) {
     __shared__ u32 sums[3][BINS];  // of 14 bits of each measure: a vocabulary has up to 2^18 tokens
     __shared__ u32 chosen, before_low, before_high, own_low, own_high;
@@ -147,8 +142,8 @@ __device__ void keep_best(Draw& row, bool by_weight, u64 wanted, float share) {
 }
 
 // logits [rows, vocab]; drawn [rows]: a token, or ~0 where a logit is not finite. grid (PARTS rows).
-extern "C" __global__ void __launch_bounds__(SCAN_THREADS) ROW_CLUSTER
-    sample(const float* logits, u32 vocab, const Choice* choices, u32* drawn) {
+template <int PARTS>
+__device__ __forceinline__ void sample(const float* logits, u32 vocab, const Choice* choices, u32* drawn) {
     __shared__ u32 best_keys[32], best_tokens[32], wrong, best_key, best_token;
     if (threadIdx.x == 0) wrong = 0;
     wait_for_previous();
@@ -183,8 +178,8 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS) ROW_CLUSTER
     if (bad) at = ~0u;
     if (at != ~0u && row.choice.inverse_temperature > 0.0f) {
         row.highest = row.logits[at];
-        if (row.choice.top_k > 0) keep_best(row, false, row.choice.top_k, 0.0f);
-        if (row.choice.top_p < 1.0f) keep_best(row, true, 0, row.choice.top_p);
+        if (row.choice.top_k > 0) keep_best<PARTS>(row, false, row.choice.top_k, 0.0f);
+        if (row.choice.top_p < 1.0f) keep_best<PARTS>(row, true, 0, row.choice.top_p);
         const Draw& r = row;
         at = first_past<PARTS>(
             r.logits, r.part, r.start, r.stop,
@@ -194,4 +189,20 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS) ROW_CLUSTER
     if (threadIdx.x == 0 && part == 0) drawn[number] = at;
     // Others may still read from this block.
     group_sync<PARTS>();
+}
+
+extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
+    sample_1(const float* logits, u32 vocab, const Choice* choices, u32* drawn) {
+    sample<1>(logits, vocab, choices, drawn);
+}
+
+#if __CUDA_ARCH__ >= 900
+#define CLUSTER __cluster_dims__(8, 1, 1)
+#else
+#define CLUSTER
+#endif
+// From Hopper on.
+extern "C" __global__ void __launch_bounds__(SCAN_THREADS) CLUSTER
+    sample_8(const float* logits, u32 vocab, const Choice* choices, u32* drawn) {
+    sample<8>(logits, vocab, choices, drawn);
 }
