@@ -42,7 +42,7 @@ impl LatentCache {
     /// The layers' memory.
     #[cfg(test)]
     pub fn buffers(&self) -> impl Iterator<Item = &Buffer> {
-        self.layers.iter()
+        self.layers.iter().chain(self.index_keys.iter().flatten())
     }
 
     /// Where a layer's pages begin.

@@ -394,7 +394,7 @@ impl CudaModel {
         self.weights.layers.truncate(count);
     }
 
-    /// Shows every layer's cache and its size in bytes.
+    /// Shows every layer's caches and their sizes in bytes.
     #[cfg(test)]
     pub fn fill_cache(&self, mut fill: impl FnMut(Address, usize)) {
         self.cache.buffers().for_each(|buffer| fill(buffer.address(), buffer.bytes()));
