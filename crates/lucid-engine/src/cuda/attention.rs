@@ -44,10 +44,32 @@ pub struct StepRows {
     pub pages: Address,
     /// No row sees more pages.
     pub most_pages: usize,
-    /// `[count, chosen_words]`: a bit for each position that a row attends to; null where all do to all.
-    pub chosen: Address,
-    /// u32 words of a row's bits.
-    pub chosen_words: usize,
+    /// What rows attend to.
+    pub choices: Choices,
+}
+
+/// What rows attend to where an indexer chooses: `Choices` of `pages.cuh`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Choices {
+    /// `[count, most]` ascending positions, of rows that have more than `most` tokens; null where all see everything.
+    pub lists: Address,
+    /// Tokens that a row sees at the most.
+    pub most: u32,
+}
+
+impl Choices {
+    /// None are made.
+    pub const EVERYTHING: Choices = Choices { lists: Address::NULL, most: 0 };
+
+    /// Pages' worth of tokens that a row sees, of `pages` that it has.
+    fn pages(self, pages: usize) -> usize {
+        if self.lists == Address::NULL {
+            pages
+        } else {
+            pages.min((self.most as usize).div_ceil(PAGE_TOKENS))
+        }
+    }
 }
 
 /// Where queries and entries come from, and where they go.
@@ -151,7 +173,8 @@ impl PartialSums {
     #[must_use]
     pub fn choose(&self, kernels: &Kernels, shape: Shape, step: StepRows) -> Pages {
         let kind = Kind::of(kernels, shape);
-        let fits = bytes(shape, step.count, kind.units(step.most_pages)) <= self.0.bytes();
+        let fits =
+            bytes(shape, step.count, kind.units(step.choices.pages(step.most_pages))) <= self.0.bytes();
         let busy = kind == Kind::Tensor && step.count * shape.heads.div_ceil(32) >= ENOUGH_BLOCKS;
         if fits && !busy && step.count <= 65_535 { Pages::SideBySide } else { Pages::InOrder }
     }
@@ -176,10 +199,10 @@ pub fn attend(
 ) -> Result<(), Error> {
     let heads = shape.heads as u32;
     let kind = Kind::of(kernels, shape);
-    let units = kind.units(step.most_pages);
+    let units = kind.units(step.choices.pages(step.most_pages));
     let (row_queries, sums) = (queries, partial.0.address());
     let (rows, page_table) = (step.rows, step.pages);
-    let (chosen, words) = (step.chosen, step.chosen_words as u32);
+    let choices = step.choices;
     match kind {
         Kind::Tensor => {
             // Few rows leave multiprocessors idle: then more blocks with fewer heads.
@@ -193,10 +216,10 @@ pub fn attend(
             let blocks = shape.heads.div_ceil(at_once);
             if pages == Pages::InOrder {
                 return launch!(gpu, one_by_one, (1, blocks, step.count), 256, ATTENTION_SHARED;
-                    row_queries, heads, shape.scale, rows, page_table, cache, chosen, words, order, out);
+                    row_queries, heads, shape.scale, rows, page_table, choices, cache, order, out);
             }
             launch!(gpu, side_by_side, (units, blocks, step.count), 256, ATTENTION_SHARED;
-                row_queries, heads, shape.scale, rows, page_table, cache, chosen, words, sums)?;
+                row_queries, heads, shape.scale, rows, page_table, choices, cache, sums)?;
         }
         Kind::Plain => {
             let (one_by_one, side_by_side) = match shape.mode {
@@ -206,13 +229,13 @@ pub fn attend(
             let blocks = shape.heads.div_ceil(8);
             if pages == Pages::InOrder {
                 return launch!(gpu, one_by_one, (blocks, step.count, 1), 256, 0;
-                    row_queries, heads, shape.scale, rows, page_table, cache, chosen, words, order, out);
+                    row_queries, heads, shape.scale, rows, page_table, choices, cache, order, out);
             }
             launch!(gpu, side_by_side, (units, blocks, step.count), 256, 0;
-                row_queries, heads, shape.scale, rows, page_table, cache, chosen, words, sums)?;
+                row_queries, heads, shape.scale, rows, page_table, choices, cache, sums)?;
         }
     }
     let (units, tokens) = (units as u32, if kind == Kind::Tensor { 0 } else { UNIT_TOKENS as u32 });
     launch!(gpu, kernels.merge_units, (shape.heads, step.count, 1), shape.latent / 2, 0;
-        sums, heads, units, tokens, rows, order, out)
+        sums, heads, units, tokens, rows, choices, order, out)
 }

@@ -219,11 +219,11 @@ impl Expanded {
 /// Rows `first` to `first + count` of a step.
 #[must_use]
 pub fn part(step: StepRows, first: usize, count: usize) -> StepRows {
-    let chosen = match step.chosen {
-        Address::NULL => Address::NULL,
-        chosen => chosen.offset(4 * first * step.chosen_words),
-    };
-    StepRows { count, rows: step.rows.offset(8 * first), chosen, ..step }
+    let mut choices = step.choices;
+    if choices.lists != Address::NULL {
+        choices.lists = choices.lists.offset(4 * first * choices.most as usize);
+    }
+    StepRows { count, rows: step.rows.offset(8 * first), choices, ..step }
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! DeepSeek sparse attention: which tokens a row attends to, as bits beside the step's rows (see `cpu/indexer/mod.rs`).
+//! DeepSeek sparse attention: which tokens a row attends to, as lists beside the step's rows (see `cpu/indexer/mod.rs`).
 
 use lucid_checkpoint::Config;
 
-use super::attention::StepRows;
+use super::attention::{Choices, StepRows};
 use super::driver::{Address, Buffer, Gpu, launch};
 use super::kernels::{Kernels, Order};
 use super::matmul::{Product, multiply};
@@ -16,6 +16,10 @@ const MOST_WIDTH: usize = 128;
 const MOST_SCORES: usize = 16 << 20;
 /// Rows of a launch at the most: the grid's second side.
 const MOST_ROWS: usize = 65_535;
+/// From so many rows on, blocks score a few at a time.
+const MANY_ROWS: usize = 512;
+/// So many.
+const ROWS_AT_ONCE: usize = 8;
 /// Threads of the kernel's only block of a row that chooses.
 const CHOOSE_THREADS: usize = 1_024;
 
@@ -64,7 +68,8 @@ pub struct Rules {
     pub scale: f32,
 }
 
-/// Chooses for `count` rows: `scores` `[count, stride]` up to each row's own position; `chosen` `[count, words]`, written.
+/// Chooses for `count` rows: `scores` `[count, stride]` up to each row's own position; `lists` `[count, most]`, written where there are more
+/// tokens than `most`.
 ///
 /// # Errors
 /// When the kernel can't be queued.
@@ -75,10 +80,10 @@ pub fn choose(
     rules: Rules,
     (scores, stride): (Address, u32),
     rows: Address,
-    (chosen, words): (Address, u32),
+    lists: Address,
     count: usize,
 ) -> Result<(), Error> {
-    launch!(gpu, kernels.index_choose, (count, 1, 1), CHOOSE_THREADS, 0; rules, scores, stride, rows, chosen, words)
+    launch!(gpu, kernels.index_choose, (count, 1, 1), CHOOSE_THREADS, 0; rules, scores, stride, rows, lists)
 }
 
 /// What an indexer reads.
@@ -101,11 +106,11 @@ pub struct Indexer {
     rules: Rules,
     keys: Buffer,    // [tokens, width] f32
     queries: Buffer, // [tokens, heads, width] f32
+    turned: Buffer,  // the same after RoPE, in the cache's element type
     weights: Buffer, // [tokens, heads] f32
     scores: Buffer,  // [rows of a group, positions] f32
-    chosen: Buffer,  // [tokens, words]: a bit a position
-    words: usize,
-    low: Buffer, // [tokens, terms, Q]: where `wq_b` takes another order than the attention's own product
+    lists: Buffer,   // [tokens, most] u32: ascending positions
+    low: Buffer,     // [tokens, terms, Q]: where `wq_b` takes another order than the attention's own product
 }
 
 impl Indexer {
@@ -122,14 +127,13 @@ impl Indexer {
     ) -> Result<Option<Indexer>, Error> {
         let (Some(rules), Some(rank)) = (&config.indexer, config.q_lora_rank) else { return Ok(None) };
         let (heads, width) = (rules.index_n_heads, rules.index_head_dim);
-        if width > MOST_WIDTH || !width.is_multiple_of(4) {
+        if width > MOST_WIDTH || !width.is_multiple_of(16) {
             return Err(Error::Unsupported {
                 what: format!("index_head_dim {width}, on a GPU,"),
-                hint: "multiples of 4 up to 128 are, and the processor takes any",
+                hint: "multiples of 16 up to 128 are, and the processor takes any",
             });
         }
         let pages = positions.div_ceil(PAGE_TOKENS).next_power_of_two();
-        let words = pages * PAGE_TOKENS / 32;
         let f32s = |count: usize| gpu.allocate(4 * count);
         Ok(Some(Indexer {
             rules: Rules {
@@ -141,10 +145,10 @@ impl Indexer {
             },
             keys: f32s(tokens * width)?,
             queries: f32s(tokens * heads * width)?,
+            turned: f32s(tokens * heads * width)?,
             weights: f32s(tokens * heads)?,
             scores: f32s(MOST_SCORES.max(pages * PAGE_TOKENS).min(tokens * pages * PAGE_TOKENS))?,
-            chosen: f32s(tokens * words)?,
-            words,
+            lists: f32s(tokens * rules.index_topk)?,
             low: gpu.allocate(2 * tokens * terms * rank)?,
         }))
     }
@@ -168,7 +172,8 @@ impl Indexer {
         if self.sees_everything(step) {
             return step;
         }
-        StepRows { chosen: self.chosen.address(), chosen_words: self.words, ..step }
+        let choices = Choices { lists: self.lists.address(), most: self.rules.most };
+        StepRows { choices, ..step }
     }
 
     /// Whether no row of a step is so long that it has to choose.
@@ -206,27 +211,31 @@ impl Indexer {
             Mode::Reference => (kernels.index_inputs_f32, kernels.index_scores_f32),
             Mode::Serving => (kernels.index_inputs_bf16, kernels.index_scores_bf16),
         };
-        let (keys, queries) = (self.keys.address(), self.queries.address());
+        let (keys, queries, turned) = (self.keys.address(), self.queries.address(), self.turned.address());
         let (norm, bias, angles) =
             (weights.k_norm.address(), weights.k_norm_bias.address(), inputs.angles.address());
         let (rows, pages, cache) = (step.rows, step.pages, inputs.cache);
         launch!(gpu, store, (count, 1 + usize::from(chooses), 1), 128, 0;
-            rules, keys, norm, bias, queries, angles, rows, pages, cache)?;
+            rules, keys, norm, bias, queries, turned, angles, rows, pages, cache)?;
         if !chooses {
             return Ok(());
         }
         let stride = step.most_pages * PAGE_TOKENS;
         let group = (self.scores.bytes() / (4 * stride)).clamp(1, MOST_ROWS);
-        let (scores, stride, words) = (self.scores.address(), stride as u32, self.words as u32);
+        let (scores, stride) = (self.scores.address(), stride as u32);
+        // Rows of a prompt see the same keys.
+        let at_once = if inputs.mode == Mode::Serving && count >= MANY_ROWS { ROWS_AT_ONCE } else { 1 };
+        let bytes = if inputs.mode == Mode::Reference { 4 } else { 2 };
         for first in (0..count).step_by(group) {
             let here = group.min(count - first);
-            let of_row = |buffer: &Buffer, width: u32| buffer.address().offset(4 * first * width as usize);
-            let (queries, heads) =
-                (of_row(&self.queries, rules.heads * rules.width), of_row(&self.weights, rules.heads));
-            let (rows, chosen) = (step.rows.offset(8 * first), of_row(&self.chosen, words));
-            launch!(gpu, score, (step.most_pages, here, 1), 256, 0;
-                rules, queries, heads, rows, pages, cache, scores, stride)?;
-            choose(gpu, kernels, rules, (scores, stride), rows, (chosen, words), here)?;
+            let of_row = |buffer: &Buffer, bytes: u32| buffer.address().offset(first * bytes as usize);
+            let queries = of_row(&self.turned, bytes * rules.heads * rules.width);
+            let heads = of_row(&self.weights, 4 * rules.heads);
+            let (rows, lists) = (step.rows.offset(8 * first), of_row(&self.lists, 4 * rules.most));
+            let (rows_at_once, rows_here) = (at_once as u32, here as u32);
+            launch!(gpu, score, (step.most_pages, here.div_ceil(at_once), 1), 256, 0;
+                rules, queries, heads, rows, pages, cache, scores, stride, rows_at_once, rows_here)?;
+            choose(gpu, kernels, rules, (scores, stride), rows, lists, here)?;
         }
         Ok(())
     }
@@ -239,14 +248,11 @@ impl Indexer {
         if self.sees_everything(step) {
             return Ok(vec![None; step.count]);
         }
-        let (mut rows, mut words) = (vec![0u32; 2 * step.count], vec![0u32; step.count * self.words]);
+        let most = self.rules.most as usize;
+        let (mut rows, mut lists) = (vec![0u32; 2 * step.count], vec![0u32; step.count * most]);
         gpu.read(&mut rows, step.rows)?;
-        gpu.read(&mut words, self.chosen.address())?;
-        let chosen = |(row, words): (&[u32], &[u32])| {
-            let position = row[0];
-            let is_chosen = |i: u32| words[i as usize / 32] >> (i % 32) & 1 == 1;
-            (position >= self.rules.most).then(|| (0..=position).filter(|&i| is_chosen(i)).collect())
-        };
-        Ok(rows.chunks_exact(2).zip(words.chunks_exact(self.words)).map(chosen).collect())
+        gpu.read(&mut lists, self.lists.address())?;
+        let list = |(row, list): (&[u32], &[u32])| (row[0] as usize >= most).then(|| list.to_vec());
+        Ok(rows.chunks_exact(2).zip(lists.chunks_exact(most)).map(list).collect())
     }
 }

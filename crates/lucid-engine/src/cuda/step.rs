@@ -2,7 +2,7 @@
 
 use lucid_checkpoint::TokenId;
 
-use super::attention::StepRows;
+use super::attention::{Choices, StepRows};
 use super::driver::{Address, Buffer, Gpu, Pinned};
 use crate::Error;
 use crate::cpu::Span;
@@ -91,8 +91,7 @@ impl StepInputs {
             rows,
             pages: rows.offset(8 * self.max_tokens),
             most_pages,
-            chosen: Address::NULL,
-            chosen_words: 0,
+            choices: Choices::EVERYTHING,
         })
     }
 }

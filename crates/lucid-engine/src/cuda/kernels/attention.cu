@@ -86,25 +86,22 @@ __device__ __forceinline__ void empty(Running<N>& sum) {
     for (int i = 0; i < N; i++) sum.acc[i] = make_float2(0.0f, 0.0f);
 }
 
-// What a row attends to of 32 tokens, where an indexer chooses (see indexer.cu): a bit each.
-__device__ __forceinline__ u32 chosen_of(const u32* chosen, u32 words, u64 row, u32 i) {
-    return chosen ? chosen[row * words + i] : ~0u;
-}
-
-// The chosen ones of the first `count` entries of a unit. The warp's query is in registers.
+// The entries of unit i of what a row sees. The warp's query is in registers.
 template <typename T>
-__device__ __forceinline__ void unit_sum(const float2 query[WIDTH / 64], const T* unit, u32 count, u32 chosen, float scale, Sum& sum) {
-    u32 lane = threadIdx.x % 32;
-    bool is_chosen = lane < count && chosen >> lane & 1;
+__device__ __forceinline__ void unit_sum(const float2 query[WIDTH / 64], const T* cache, const Seen& seen, u32 i, float scale, Sum& sum) {
+    u32 lane = threadIdx.x % 32, first = i * UNIT, count = min(UNIT, seen.count - first);
     float score = -INFINITY_F;  // of entry `lane`
-    unit += 2 * lane;
+    cache += 2 * lane;
+    // A unit of neighbours lies in one page.
+    const T* unit = cache + seen.place(first) * WIDTH;
+    auto entry = [&](u32 j) { return seen.list ? cache + seen.place(first + j) * WIDTH : unit + j * WIDTH; };
     for (u32 j = 0; j < count; j += 4) {
         // The cache has whole pages: entries past `count` can be read, and are not used.
         Pair<T> pairs[4][WIDTH / 64];
 #pragma unroll
         for (int e = 0; e < 4; e++)
 #pragma unroll
-            for (int i = 0; i < WIDTH / 64; i++) pairs[e][i].load(unit + (j + e) * WIDTH + 64 * i);
+            for (int i = 0; i < WIDTH / 64; i++) pairs[e][i].load(entry(j + e) + 64 * i);
         float dot[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (int i = 0; i < WIDTH / 64; i++) {
@@ -118,12 +115,12 @@ __device__ __forceinline__ void unit_sum(const float2 query[WIDTH / 64], const T
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             float total = warp_sum(dot[e]) * scale;
-            if (lane == j + e && is_chosen) score = total;
+            if (lane == j + e && lane < count) score = total;
         }
     }
     sum.maximum = warp_max(score);
     // The maximum is finite, or all is NaN and stays NaN.
-    float weight = is_chosen ? expf(score - sum.maximum) : 0.0f;
+    float weight = lane < count ? expf(score - sum.maximum) : 0.0f;
     sum.total = warp_sum(weight);
 #pragma unroll
     for (int i = 0; i < LATENT / 64; i++) sum.acc[i] = make_float2(0.0f, 0.0f);
@@ -132,7 +129,7 @@ __device__ __forceinline__ void unit_sum(const float2 query[WIDTH / 64], const T
 #pragma unroll
         for (int e = 0; e < 4; e++)
 #pragma unroll
-            for (int i = 0; i < LATENT / 64; i++) pairs[e][i].load(unit + (j + e) * WIDTH + 64 * i);
+            for (int i = 0; i < LATENT / 64; i++) pairs[e][i].load(entry(j + e) + 64 * i);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             float p = __shfl_sync(~0u, weight, j + e);
@@ -147,13 +144,6 @@ __device__ __forceinline__ void unit_sum(const float2 query[WIDTH / 64], const T
             }
         }
     }
-}
-
-// Where unit i of a row begins.
-template <typename T>
-__device__ __forceinline__ const T* unit_of(const T* cache, const u32* pages, const Row& row, u32 i) {
-    u64 page = pages[row.table + i / (PAGE_TOKENS / UNIT)];
-    return cache + (page * PAGE_TOKENS + i % (PAGE_TOKENS / UNIT) * UNIT) * WIDTH;
 }
 
 // Milakov & Gimelshein 2018, arXiv:1805.02867.
@@ -191,20 +181,19 @@ __device__ __forceinline__ void load_query(const float* queries, u64 row, u32 he
 // Units one after the other. grid (heads / 8, rows), 256 threads: a warp a head.
 template <typename T>
 __device__ __forceinline__ void attend(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,
-                                       const T* cache, const u32* chosen, u32 words, int order, u16* out) {
+                                       Choices choices, const T* cache, int order, u16* out) {
     wait_for_previous();
     u64 row = blockIdx.y;
     u32 head = blockIdx.x * 8 + threadIdx.x / 32;
     if (head >= heads) return;
     float2 query[WIDTH / 64];
     load_query(queries, row, head, heads, query);
-    u32 visible = rows[row].position + 1;
+    Seen seen(choices, row, rows[row].position, pages + rows[row].table);
+    scale = seen.scale(scale);
     Sum sum, unit;
     empty(sum);
-    for (u32 i = 0; i * UNIT < visible; i++) {
-        u32 here = chosen_of(chosen, words, row, i);
-        if (here == 0) continue;
-        unit_sum(query, unit_of(cache, pages, rows[row], i), min(UNIT, visible - i * UNIT), here, scale, unit);
+    for (u32 i = 0; i * UNIT < seen.count; i++) {
+        unit_sum(query, cache, seen, i, scale, unit);
         merge(sum, unit);
     }
     finish(sum, row, head, heads, order, out);
@@ -214,18 +203,16 @@ __device__ __forceinline__ void attend(const float* queries, u32 heads, float sc
 #define PARTIAL (LATENT + 2)
 template <typename T>
 __device__ __forceinline__ void attend_units(const float* queries, u32 heads, float scale, const Row* rows,
-                                             const u32* pages, const T* cache, const u32* chosen, u32 words, float* partial) {
+                                             const u32* pages, Choices choices, const T* cache, float* partial) {
     wait_for_previous();
     u64 row = blockIdx.z;
     u32 head = blockIdx.y * 8 + threadIdx.x / 32, i = blockIdx.x, lane = threadIdx.x % 32;
-    u32 visible = rows[row].position + 1;
-    if (head >= heads || i * UNIT >= visible) return;
+    Seen seen(choices, row, rows[row].position, pages + rows[row].table);
+    if (head >= heads || i * UNIT >= seen.count) return;
     float2 query[WIDTH / 64];
     load_query(queries, row, head, heads, query);
     Sum unit;
-    empty(unit);
-    u32 here = chosen_of(chosen, words, row, i);
-    if (here) unit_sum(query, unit_of(cache, pages, rows[row], i), min(UNIT, visible - i * UNIT), here, scale, unit);
+    unit_sum(query, cache, seen, i, seen.scale(scale), unit);
     float* out = partial + ((row * heads + head) * gridDim.x + i) * PARTIAL;
     if (lane == 0) *(float2*)out = make_float2(unit.maximum, unit.total);
 #pragma unroll
@@ -239,13 +226,13 @@ __device__ __forceinline__ u32 units_of(u32 position, u32 tokens);
 // grid (heads, rows), MERGE_THREADS threads.
 #define MERGE_THREADS (LATENT / 2)
 extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
-    merge_units(const float* partial, u32 heads, u32 units, u32 tokens, const Row* rows, int order, u16* out) {
+    merge_units(const float* partial, u32 heads, u32 units, u32 tokens, const Row* rows, Choices choices, int order, u16* out) {
     __shared__ float maxima[MERGE_THREADS / 32], totals[MERGE_THREADS];
     __shared__ float2 scales[MERGE_THREADS];
     wait_for_previous();
     u64 row = blockIdx.y;
     u32 head = blockIdx.x, width = heads * LATENT, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u32 count = units_of(rows[row].position, tokens);
+    u32 count = units_of(Seen(choices, row, rows[row].position, nullptr).count - 1, tokens);
     partial += (row * heads + head) * units * PARTIAL;
     out += row * TERMS * width;
     float2 acc = make_float2(0.0f, 0.0f);
@@ -272,8 +259,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
         }
         before = fmaxf(left, before);
         so_far = fmaxf(left, so_far);
-        // Nothing was chosen so far: there is nothing to scale.
-        scales[threadIdx.x] = so_far == -INFINITY_F ? make_float2(0.0f, 0.0f) : make_float2(expf(before - so_far), expf(mine.x - so_far));
+        scales[threadIdx.x] = make_float2(expf(before - so_far), expf(mine.x - so_far));
         __syncthreads();
         u32 here = min(MERGE_THREADS, count - base);
 #pragma unroll 8
@@ -297,14 +283,14 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
                          nope_split, absorbed);                                                                          \
     }                                                                                                                    \
     extern "C" __global__ void __launch_bounds__(256)                                                                    \
-        attend_##SUFFIX(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages, const T* cache, \
-                        const u32* chosen, u32 words, int order, u16* out) {                                             \
-        attend(queries, heads, scale, rows, pages, cache, chosen, words, order, out);                                    \
+        attend_##SUFFIX(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages, Choices choices, \
+                        const T* cache, int order, u16* out) {                                                           \
+        attend(queries, heads, scale, rows, pages, choices, cache, order, out);                                          \
     }                                                                                                                    \
     extern "C" __global__ void __launch_bounds__(256)                                                                    \
         attend_units_##SUFFIX(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,           \
-                              const T* cache, const u32* chosen, u32 words, float* partial) {                            \
-        attend_units(queries, heads, scale, rows, pages, cache, chosen, words, partial);                                 \
+                              Choices choices, const T* cache, float* partial) {                                         \
+        attend_units(queries, heads, scale, rows, pages, choices, cache, partial);                                       \
     }
 ATTENTION(f32, float)
 ATTENTION(bf16, u16)

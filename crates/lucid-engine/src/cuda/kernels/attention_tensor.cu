@@ -47,10 +47,15 @@ __device__ __forceinline__ void load_transposed(u32 (&m)[4], const void* at) {
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(at)) : "memory");
 }
 
-__device__ __forceinline__ void fetch_page(u8* to, const u16* cache, u32 page) {
-    const u8* from = (const u8*)(cache + (u64)page * PAGE_TOKENS * WIDTH);
-    for (u32 i = threadIdx.x; i < PAGE_TOKENS * WIDTH / 8; i += THREADS)
-        copy_16(to + i / (WIDTH / 8) * ENTRY_PITCH + i % (WIDTH / 8) * 16, from + 16 * i);
+// The page's entries, or as many chosen ones that lie anywhere.
+__device__ __forceinline__ void fetch_page(u8* to, const u16* cache, const Seen& seen, u32 page) {
+    const u32 PARTS = WIDTH / 8;
+    u64 first = seen.place(page * PAGE_TOKENS);
+    for (u32 i = threadIdx.x; i < PAGE_TOKENS * PARTS; i += THREADS) {
+        u32 entry = i / PARTS;
+        u64 place = seen.list ? seen.place(page * PAGE_TOKENS + entry) : first + entry;
+        copy_16(to + entry * ENTRY_PITCH + i % PARTS * 16, (const u8*)(cache + place * WIDTH) + i % PARTS * 16);
+    }
 }
 
 // Scores of a page, in four parts.
@@ -89,9 +94,9 @@ struct Softmax {
     float maximum, total;
 };
 
-// From scores to weights under the running maximum. `low` and `high`: what is chosen of the page's halves.
+// From scores to weights under the running maximum.
 template <int MT>
-__device__ __forceinline__ void weigh_page(AttentionMemory<MT>& memory, Softmax& softmax, float scale, u32 visible, u32 low, u32 high) {
+__device__ __forceinline__ void weigh_page(AttentionMemory<MT>& memory, Softmax& softmax, float scale, u32 visible) {
     const u32 PER_HEAD = THREADS / (16 * MT), QUADS = PAGE_TOKENS / 4 / PER_HEAD;
     u32 head = threadIdx.x / PER_HEAD, first = threadIdx.x % PER_HEAD * 4;
     float score[QUADS][4], highest = -INFINITY_F;
@@ -106,24 +111,21 @@ __device__ __forceinline__ void weigh_page(AttentionMemory<MT>& memory, Softmax&
             float sum = (&parts[0].x)[i];
 #pragma unroll
             for (int part = 1; part < 4; part++) sum += (&parts[part].x)[i];
-            bool is_chosen = token + i < visible && (token < 32 ? low : high) >> (token + i) % 32 & 1;
-            score[quad][i] = is_chosen ? sum * scale : -INFINITY_F;
+            score[quad][i] = token + i < visible ? sum * scale : -INFINITY_F;
             highest = fmaxf(highest, score[quad][i]);
         }
     }
 #pragma unroll
     for (u32 lane = PER_HEAD / 2; lane > 0; lane /= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, lane));
-    // Finite, or all is NaN and stays NaN, or nothing was chosen yet.
-    float maximum = fmaxf(softmax.maximum, highest), total = 0.0f;
-    float rescale = maximum == -INFINITY_F ? 1.0f : expf(softmax.maximum - maximum);
-    auto weight = [&](float score) { return score == -INFINITY_F ? 0.0f : expf(score - maximum); };
+    // Finite, or all is NaN and stays NaN.
+    float maximum = fmaxf(softmax.maximum, highest), rescale = expf(softmax.maximum - maximum), total = 0.0f;
 #pragma unroll
     for (u32 quad = 0; quad < QUADS; quad++) {
         u32 pairs[2];
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            pairs[i] = pack_bf16(weight(score[quad][2 * i]), weight(score[quad][2 * i + 1]));
+            pairs[i] = pack_bf16(expf(score[quad][2 * i] - maximum), expf(score[quad][2 * i + 1] - maximum));
             // What is summed is what is multiplied with.
             sum += bf16_to_f32(pairs[i]);
             sum += bf16_to_f32(pairs[i] >> 16);
@@ -202,21 +204,22 @@ __device__ __forceinline__ void each_pair(const HeadSums<MT>& sums, F f) {
 // Else one span; grid (spans, heads / (16 MT), rows); partial [rows, heads, spans, 2 + LATENT]. 256 threads.
 template <int MT, bool WHOLE>
 __device__ __forceinline__ void attend_spans(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,
-                                             const u16* cache, const u32* chosen, u32 words, int order, u16* out, float* partial) {
+                                             Choices choices, const u16* cache, int order, u16* out, float* partial) {
     static_assert(sizeof(AttentionMemory<MT>) <= ATTENTION_SHARED, "see kernels.rs");
     AttentionMemory<MT>& memory = *(AttentionMemory<MT>*)block_memory;
     const u32 PER_HEAD = THREADS / (16 * MT);
     u64 row = blockIdx.z;
     u32 first_head = blockIdx.y * 16 * MT, here = min(heads - first_head, 16 * MT);
     // Rows, pages and entries are complete when this kernel starts: the one before it only computes queries.
-    u32 visible = __ldcg(&rows[row].position) + 1, all = (visible + PAGE_TOKENS - 1) / PAGE_TOKENS;
+    Seen seen(choices, row, __ldcg(&rows[row].position), pages + __ldcg(&rows[row].table));
+    u32 visible = seen.count, all = (visible + PAGE_TOKENS - 1) / PAGE_TOKENS;
+    scale = seen.scale(scale);
     u32 at = WHOLE ? 0 : first_page_of(blockIdx.x), last = WHOLE ? all : min(all, first_page_of(blockIdx.x + 1));
     if (at >= last) {
         wait_for_previous();
         return;
     }
-    const u32* table = pages + __ldcg(&rows[row].table);
-    fetch_page(memory.pages[at % 2], cache, __ldcg(table + at));
+    fetch_page(memory.pages[at % 2], cache, seen, at);
     end_copies();
     wait_for_previous();
     queries += (row * heads + first_head) * WIDTH;
@@ -234,7 +237,7 @@ __device__ __forceinline__ void attend_spans(const float* queries, u32 heads, fl
         wait_copies<0>();
         __syncthreads();
         u32 in_page = min(PAGE_TOKENS, visible - at * PAGE_TOKENS);
-        if (at + 1 < last) fetch_page(memory.pages[(at + 1) % 2], cache, __ldcg(table + at + 1));
+        if (at + 1 < last) fetch_page(memory.pages[(at + 1) % 2], cache, seen, at + 1);
         end_copies();
         if (in_page < PAGE_TOKENS) {
             // What was never written may be NaN, even under a weight of 0.
@@ -244,14 +247,13 @@ __device__ __forceinline__ void attend_spans(const float* queries, u32 heads, fl
         }
         score_page(memory, page);
         __syncthreads();
-        weigh_page(memory, softmax, scale, in_page, chosen_of(chosen, words, row, 2 * at), chosen_of(chosen, words, row, 2 * at + 1));
+        weigh_page(memory, softmax, scale, in_page);
         __syncthreads();
         add_page(memory, page, sums);
         if (WHOLE && (begins_span(at + 1) || at + 1 == last)) {
             // As `merge` does it.
             float maximum = fmaxf(whole.maximum, softmax.maximum);
-            bool any = maximum != -INFINITY_F;
-            float old_scale = any ? expf(whole.maximum - maximum) : 0.0f, new_scale = any ? expf(softmax.maximum - maximum) : 0.0f;
+            float old_scale = expf(whole.maximum - maximum), new_scale = expf(softmax.maximum - maximum);
             whole.total = fmaf(whole.total, old_scale, softmax.total * new_scale);
             whole.maximum = maximum;
             softmax = Softmax{-INFINITY_F, 0.0f};
@@ -300,13 +302,13 @@ __device__ __forceinline__ void attend_spans(const float* queries, u32 heads, fl
 #define ATTEND(HEADS)                                                                                                    \
     extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                             \
         attend_rows_##HEADS(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,             \
-                            const u16* cache, const u32* chosen, u32 words, int order, u16* out) {                       \
-        attend_spans<HEADS / 16, true>(queries, heads, scale, rows, pages, cache, chosen, words, order, out, nullptr);   \
+                            Choices choices, const u16* cache, int order, u16* out) {                                    \
+        attend_spans<HEADS / 16, true>(queries, heads, scale, rows, pages, choices, cache, order, out, nullptr);         \
     }                                                                                                                    \
     extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                             \
         attend_spans_##HEADS(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,            \
-                             const u16* cache, const u32* chosen, u32 words, float* partial) {                           \
-        attend_spans<HEADS / 16, false>(queries, heads, scale, rows, pages, cache, chosen, words, 0, nullptr, partial);  \
+                             Choices choices, const u16* cache, float* partial) {                                        \
+        attend_spans<HEADS / 16, false>(queries, heads, scale, rows, pages, choices, cache, 0, nullptr, partial);        \
     }
 ATTEND(16)
 ATTEND(32)

@@ -1,7 +1,7 @@
 use super::random::{self, Random};
 use super::{bf16, gpu, joined, poisoned, read, same_bits};
 use crate::Mode;
-use crate::cuda::attention::{Inputs, Pages, PartialSums, Shape, StepRows, attend, inputs};
+use crate::cuda::attention::{Choices, Inputs, Pages, PartialSums, Shape, StepRows, attend, inputs};
 use crate::cuda::driver::Address;
 use crate::cuda::expanded::part;
 use crate::cuda::kernels::Order;
@@ -60,30 +60,32 @@ fn attention_matches_f64_over_scattered_pages() {
         let cache = gpu.upload(&vec![f32::NAN; (pages + 3) * PAGE_TOKENS * WIDTH]).unwrap();
         let nope = gpu.allocate(rows * heads * NOPE * 6).unwrap();
         let absorbed = poisoned(&gpu, rows * heads * WIDTH);
-        // What rows attend to: some tokens, of every third row a few of the last ones alone.
-        let chosen_words = positions.div_ceil(PAGE_TOKENS) * 2;
-        let bits: Vec<u32> = (0..rows)
-            .flat_map(|row| {
-                let position = words[2 * row];
-                let first = if row % 3 == 0 { position.saturating_sub(5) } else { 0 };
-                let of_word = |random: &mut Random, word: u32| {
-                    let wanted =
-                        |random: &mut Random, i: u32| i == position || i >= first && random.below(3) == 0;
-                    (0..32).fold(0, |bits, bit| bits | u32::from(wanted(random, 32 * word + bit)) << bit)
-                };
-                (0..chosen_words as u32).map(|word| of_word(&mut random, word)).collect::<Vec<u32>>()
+        // What rows of more than `most` tokens attend to: tokens anywhere, their own among them.
+        let most = 45;
+        let lists: Vec<Vec<u32>> = (0..rows)
+            .map(|row| {
+                let position = words[2 * row] as usize;
+                let mut list: Vec<u32> = (0..=position as u32).collect();
+                while list.len() > most {
+                    list.remove(random.below(list.len() - 1));
+                }
+                list.resize(most, 7);
+                list
             })
             .collect();
-        let bits_gpu = gpu.upload(&bits).unwrap();
-        let is_chosen =
-            |row: usize, j: usize| !chooses || bits[row * chosen_words + j / 32] >> (j % 32) & 1 == 1;
+        let lists_gpu = gpu.upload(&lists.concat()).unwrap();
+        let is_chosen = |row: usize, position: usize, j: usize| {
+            !chooses || position < most || lists[row].contains(&(j as u32))
+        };
         let step = StepRows {
             count: rows,
             rows: rows_gpu.address(),
             pages: pages_gpu.address(),
             most_pages: positions.div_ceil(PAGE_TOKENS),
-            chosen: if chooses { bits_gpu.address() } else { Address::NULL },
-            chosen_words,
+            choices: match chooses {
+                true => Choices { lists: lists_gpu.address(), most: most as u32 },
+                false => Choices::EVERYTHING,
+            },
         };
         let from = Inputs {
             entries: entries_gpu.address(),
@@ -172,7 +174,7 @@ fn attention_matches_f64_over_scattered_pages() {
                     let query = &absorbed_queries[(row * heads + head) * WIDTH..][..WIDTH];
                     let entry = |j: usize| &stored[(first + j) * WIDTH..][..WIDTH];
                     let scores: Vec<(usize, f64)> = (0..=position)
-                        .filter(|&j| is_chosen(row, j))
+                        .filter(|&j| is_chosen(row, position, j))
                         .map(|j| (j, random::dot(entry(j), query).0 * 0.05))
                         .collect();
                     let highest = scores.iter().map(|&(_, score)| score).fold(f64::MIN, f64::max);

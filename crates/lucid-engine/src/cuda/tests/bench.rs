@@ -9,7 +9,7 @@ use lucid_checkpoint::{Config, TokenId};
 use super::random::Random;
 use super::{gpu_with_terms, split_vectors};
 use crate::cpu::Span;
-use crate::cuda::attention::{PartialSums, Shape, StepRows, attend};
+use crate::cuda::attention::{Choices, PartialSums, Shape, StepRows, attend};
 use crate::cuda::driver::{Address, Buffer, Gpu, launch};
 use crate::cuda::experts::{ExpertBuffers, Normed, Pass, down, gate_up};
 use crate::cuda::forward::CudaModel;
@@ -389,8 +389,7 @@ fn attention(gpu: &Gpu, kernels: &Kernels, noise: &Noise, batch: usize, context:
         rows: rows.address(),
         pages: table.address(),
         most_pages: pages,
-        chosen: Address::NULL,
-        chosen_words: 0,
+        choices: Choices::EVERYTHING,
     };
     let partial = PartialSums::new(gpu, shape, context).unwrap();
     let out = gpu.allocate(batch * HEADS * 512 * kernels.terms * 2).unwrap();

@@ -3,9 +3,9 @@ use super::random::Random;
 use crate::cuda::indexer::{Rules, choose};
 
 /// The definition: by score, highest first, then by position.
-fn best(scores: &[f32], most: usize) -> Vec<usize> {
-    let mut positions: Vec<usize> = (0..scores.len()).collect();
-    positions.sort_by(|&a, &b| scores[b].partial_cmp(&scores[a]).unwrap().then(a.cmp(&b)));
+fn best(scores: &[f32], most: usize) -> Vec<u32> {
+    let mut positions: Vec<u32> = (0..scores.len() as u32).collect();
+    positions.sort_by(|&a, &b| scores[b as usize].partial_cmp(&scores[a as usize]).unwrap().then(a.cmp(&b)));
     positions.truncate(most);
     positions.sort_unstable();
     positions
@@ -33,31 +33,29 @@ fn the_best_are_chosen_of_equal_ones_the_earlier() {
                 };
             }
         }
-        let words = stride / 32 + 3;
         let rows: Vec<u32> = (0..count).flat_map(|row| [positions[row / 4] as u32, 0]).collect();
         let (on_gpu, rows_gpu) = (gpu.upload(&scores).unwrap(), gpu.upload(&rows).unwrap());
-        let chosen = gpu.upload(&vec![0u32; count * words]).unwrap();
-        let rules = Rules { heads: 1, width: 4, most: most as u32, interleaved: 0, scale: 1.0 };
+        let lists_gpu = gpu.upload(&vec![7u32; count * most]).unwrap();
+        let rules = Rules { heads: 1, width: 16, most: most as u32, interleaved: 0, scale: 1.0 };
         let run = || {
-            let (scores, to) = ((on_gpu.address(), stride as u32), (chosen.address(), words as u32));
-            choose(&gpu, &kernels, rules, scores, rows_gpu.address(), to, count).unwrap();
-            let mut bits = vec![0u32; count * words];
-            gpu.read(&mut bits, chosen.address()).unwrap();
-            bits
+            let scores = (on_gpu.address(), stride as u32);
+            choose(&gpu, &kernels, rules, scores, rows_gpu.address(), lists_gpu.address(), count).unwrap();
+            let mut lists = vec![0u32; count * most];
+            gpu.read(&mut lists, lists_gpu.address()).unwrap();
+            lists
         };
-        let bits = run();
-        for row in 0..count {
+        let lists = run();
+        for (row, found) in lists.chunks(most).enumerate() {
             let seen = positions[row / 4] + 1;
-            let found: Vec<usize> =
-                (0..seen).filter(|i| bits[row * words + i / 32] >> (i % 32) & 1 == 1).collect();
+            // Rows that see everything have no list.
             let expected =
-                if seen <= most { (0..seen).collect() } else { best(&scores[row * stride..][..seen], most) };
+                if seen <= most { vec![7; most] } else { best(&scores[row * stride..][..seen], most) };
             assert!(found == expected, "{most} of {seen}, row {row}");
         }
         // A score that is no number leaves nothing to attend to.
         let last = count - 4;
         scores[last * stride + positions[last / 4] / 2] = f32::NAN;
         gpu.write(on_gpu.address(), &scores).unwrap();
-        assert!(run()[last * words..][..words - 3].iter().all(|&word| word == 0), "{most} of {stride}");
+        assert_eq!(run()[last * most], u32::MAX, "{most} of {stride}");
     }
 }
