@@ -54,3 +54,22 @@ impl Guise {
         next.run(request).await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_that_server_lacks_is_hidden() {
+        for guise in [Guise::Vllm, Guise::Sglang, Guise::LlamaCpp] {
+            assert!(guise.hides("/server_info"), "{guise:?}: nobody else declares its arithmetic");
+            assert!(
+                !guise.hides("/v1/models")
+                    && !guise.hides("/v1/chat/completions")
+                    && !guise.hides("/metrics")
+            );
+        }
+        assert!(!Guise::Vllm.hides("/tokenize") && Guise::Sglang.hides("/tokenize"));
+        assert_ne!(Guise::Vllm.owned_by(), Guise::Sglang.owned_by());
+    }
+}

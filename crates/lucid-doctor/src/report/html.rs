@@ -5,7 +5,7 @@ use minijinja::value::Serde;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::terminal::healthy_reason;
+use super::terminal::{MOST_HYPOTHESES, healthy_reason};
 use super::{CheckOutcome, Report, Severity, Verdict, percent};
 use crate::evidence::{Divergence, RungState};
 
@@ -49,7 +49,7 @@ pub fn render(report: &Report) -> Result<String, minijinja::Error> {
         "something_else": percent(report.something_else),
         "timeline": report.timeline.as_ref().filter(|timeline| !timeline.runs.is_empty()).map(super::timeline::view),
         "checked": checks(report, false),
-        "skipped": checks(report, true),
+        "skipped": by_reason(checks(report, true)),
         "exchanges": exchanges(report),
     });
     page.render(Serde(&view))
@@ -74,7 +74,19 @@ fn code(text: &str) -> minijinja::Value {
 
 #[cfg(test)]
 mod tests {
-    use super::code;
+    use super::*;
+
+    #[test]
+    fn checks_without_the_same_evidence_stand_together() {
+        let check = |id: &str, reason: &str| json!({ "id": id, "reason": reason });
+        let groups = by_reason(vec![check("a", "no log"), check("b", "no GPU"), check("c", "no log")]);
+        let ids = |group: &Value| -> Vec<String> {
+            let checks = group["checks"].as_array().into_iter().flatten();
+            checks.filter_map(|check| check["id"].as_str().map(str::to_owned)).collect()
+        };
+        assert_eq!(groups.iter().map(ids).collect::<Vec<_>>(), [vec!["a", "c"], vec!["b"]]);
+        assert_eq!(groups[0]["reason"], "no log");
+    }
 
     #[test]
     fn backticks_become_code_and_the_rest_is_escaped() {
@@ -144,7 +156,9 @@ fn headline(divergence: &Divergence) -> Value {
         .iter()
         .map(|fit| json!({ "name": fit.name, "outcome": fit.outcome, "shown": nats(fit.kl) }))
         .collect();
-    json!({ "headline": headline, "numbers": numbers, "hypotheses": fits })
+    // They come nearest first.
+    let (nearest, farther) = fits.split_at(fits.len().min(MOST_HYPOTHESES));
+    json!({ "headline": headline, "numbers": numbers, "nearest": nearest, "farther": farther })
 }
 
 /// Two significant digits, without `e` where people can read it.
@@ -227,6 +241,18 @@ fn checks(report: &Report, skipped: bool) -> Vec<Value> {
             value
         })
         .collect()
+}
+
+/// Skipped checks, those together that have the same reason, in their order.
+fn by_reason(checks: Vec<Value>) -> Vec<Value> {
+    let mut groups: Vec<(Value, Vec<Value>)> = Vec::new();
+    for check in checks {
+        match groups.iter_mut().find(|(reason, _)| *reason == check["reason"]) {
+            Some((_, group)) => group.push(check),
+            None => groups.push((check["reason"].clone(), vec![check])),
+        }
+    }
+    groups.into_iter().map(|(reason, checks)| json!({ "reason": reason, "checks": checks })).collect()
 }
 
 fn exchanges(report: &Report) -> Vec<Value> {

@@ -43,7 +43,7 @@ impl Style {
 }
 
 /// Hypotheses that are listed, the nearest first.
-const MOST_HYPOTHESES: usize = 6;
+pub(super) const MOST_HYPOTHESES: usize = 6;
 
 const GREEN: &str = "1;32";
 const RED: &str = "1;31";

@@ -85,11 +85,12 @@ impl Check for LengthSweep {
         let mut table = ProbeTable::new(
             self.id(),
             "By the length of the prompt",
-            &["tokens", "code found", "nats a token from the reference"],
+            &["tokens", "code found", "nats a token from the reference", "judged"],
         );
         for trial in &trials {
+            let judged = if trial.is_wrong() { "wrong" } else { "right" };
             let kl = trial.distance.map_or_else(|| "not compared".to_owned(), |distance| nats(distance.kl));
-            table.row(&[&trial.tokens, &if trial.found { "yes" } else { "no" }, &kl]);
+            table.row(&[&trial.tokens, &if trial.found { "yes" } else { "no" }, &kl, &judged]);
         }
         examination.evidence.probes.push(table);
         examination.evidence.threshold |= found.is_some() && again == Some(true);
