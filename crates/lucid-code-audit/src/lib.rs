@@ -28,7 +28,7 @@ mod walk;
 
 pub mod active;
 
-pub use checks::{FINDINGS, debug_code, monkeypatch};
+pub use checks::{FINDINGS, IsModified, debug_code, monkeypatch};
 pub use evidence::{CodeEvidence, CodeFact, Distribution, Effect, Notes, PatchFact, PatchKind};
 pub use gather::{GatherError, ReadOptions, gather, gather_with};
 pub use leftovers::{DumpFolder, FileGroup, Leftover};

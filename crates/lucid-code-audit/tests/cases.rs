@@ -39,8 +39,8 @@ fn cases_name_their_cause() {
             patient.write(&file.path, &file.text);
         }
         let evidence = patient.gather();
-        let debug = debug_code(&evidence, &kimi(), &|_| None).unwrap();
-        let patches = monkeypatch(&evidence, &kimi(), &|_| None).unwrap();
+        let debug = debug_code(&evidence, &kimi(), &|_, _| None).unwrap();
+        let patches = monkeypatch(&evidence, &kimi(), &|_, _| None).unwrap();
         let all: Vec<&Finding> = debug.findings.iter().chain(&patches.findings).collect();
         let words: Vec<String> = all.iter().map(|finding| told(finding)).collect();
         let strongest = all

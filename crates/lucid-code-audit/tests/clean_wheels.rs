@@ -26,8 +26,8 @@ fn nobody_is_accused_in_a_published_wheel() {
         // Whoever serves, and even when nobody knows who: nothing above Info.
         for deployment in [kimi(), sglang, Deployment::default()] {
             for examined in [
-                debug_code(&evidence, &deployment, &|_| None).unwrap(),
-                monkeypatch(&evidence, &deployment, &|_| None).unwrap(),
+                debug_code(&evidence, &deployment, &|_, _| None).unwrap(),
+                monkeypatch(&evidence, &deployment, &|_, _| None).unwrap(),
             ] {
                 let accused: Vec<String> = accusations(&examined).into_iter().map(told).collect();
                 assert!(accused.is_empty(), "{prefix}: {accused:#?}");

@@ -44,7 +44,7 @@ fn the_incident_is_told_with_its_words() {
     // Through an archive and back: the check needs nothing else.
     let archived: CodeEvidence = serde_json::from_str(&serde_json::to_string(&evidence).unwrap()).unwrap();
     assert_eq!(archived.facts, evidence.facts);
-    let examined = debug_code(&archived, &kimi(), &|path| Some(path.ends_with("deepseek_v2.py"))).unwrap();
+    let examined = debug_code(&archived, &kimi(), &|path, _| Some(path.ends_with("deepseek_v2.py"))).unwrap();
     let accused = accusations(&examined);
     assert_eq!(accused.len(), 2, "{:#?}", accused.iter().map(|finding| told(finding)).collect::<Vec<_>>());
     let block = accused.iter().find(|finding| finding.title.contains("nomla_debug")).unwrap();
@@ -62,7 +62,7 @@ fn the_incident_is_told_with_its_words() {
         "import torch as _t2",
         "31 files match /tmp/nomla_debug_tp*.pt (31.0 kB",
         "such as /tmp/nomla_debug_tp0.pt",
-        "differs from its wheel's record",
+        "the code is not what its wheel ships",
         "It lies on the served model's path: KimiK25ForConditionalGeneration",
     ] {
         assert!(block.detail.contains(words), "{words} not in {}", block.detail);
@@ -102,7 +102,7 @@ fn the_incident_is_told_with_its_words() {
 fn a_modified_loader_that_does_not_run_is_said_to_be_inactive() {
     let patient = Patient::small();
     incident(&patient);
-    let examined = debug_code(&patient.gather(), &kimi(), &|_| Some(true)).unwrap();
+    let examined = debug_code(&patient.gather(), &kimi(), &|_, _| Some(true)).unwrap();
     let loader = examined.findings.iter().find(|finding| finding.title.contains("gguf_loader.py")).unwrap();
     assert_eq!((loader.severity, loader.active), (Severity::Info, Some(false)));
     assert!(
@@ -117,7 +117,7 @@ fn a_modified_loader_that_does_not_run_is_said_to_be_inactive() {
 fn a_file_as_shipped_is_never_accused() {
     let patient = Patient::small();
     incident(&patient);
-    let examined = debug_code(&patient.gather(), &kimi(), &|_| Some(false)).unwrap();
+    let examined = debug_code(&patient.gather(), &kimi(), &|_, _| Some(false)).unwrap();
     assert!(accusations(&examined).is_empty(), "{:#?}", examined.findings);
 }
 
@@ -132,10 +132,10 @@ fn a_switch_that_is_set_counts() {
         "import os\nif os.environ.get('MY_DUMP'):\n    torch.save(q, '/tmp/q.pt')",
     );
     let evidence = patient.gather();
-    assert!(accusations(&debug_code(&evidence, &kimi(), &|_| None).unwrap()).is_empty());
+    assert!(accusations(&debug_code(&evidence, &kimi(), &|_, _| None).unwrap()).is_empty());
     let mut deployment = kimi();
     deployment.environment.insert("MY_DUMP".to_owned(), "1".to_owned());
-    let examined = debug_code(&evidence, &deployment, &|_| None).unwrap();
+    let examined = debug_code(&evidence, &deployment, &|_, _| None).unwrap();
     let accused = accusations(&examined);
     assert!(
         accused.iter().any(|finding| finding.detail.contains("MY_DUMP is set in this deployment")),
@@ -157,7 +157,7 @@ fn without_the_blocks_there_is_nothing() {
 fn no_engine_is_a_skip() {
     let patient = Patient::empty();
     patient.write("requests/api.py", "import torch\ntorch.save(1, '/tmp/x.pt')\n");
-    let skip = debug_code(&patient.gather(), &kimi(), &|_| None).unwrap_err();
+    let skip = debug_code(&patient.gather(), &kimi(), &|_, _| None).unwrap_err();
     assert!(skip.0.contains("no package of an engine"), "{}", skip.0);
 }
 

@@ -164,7 +164,7 @@ fn found(files: &[File], modified: bool) -> Vec<String> {
         }
     }
     let evidence = patient.gather();
-    let differs = |path: &Path| {
+    let differs = |path: &Path, _: &str| {
         let planted = files.iter().any(|(name, _)| Path::new(name) == path);
         Some(modified && planted)
     };

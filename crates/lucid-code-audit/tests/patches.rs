@@ -126,7 +126,7 @@ fn a_wrapper_and_an_addition_are_told_from_a_replacement() {
 fn another_package_s_patch_is_described_and_not_condemned() {
     let patient = Patient::small();
     patient.write("my_plugin/patches.py", SPELLINGS[0].0);
-    let examined = patient.monkeypatch(&|_| None);
+    let examined = patient.monkeypatch(&|_, _| None);
     assert!(accusations(&examined).is_empty());
     let finding = examined.findings.iter().find(|finding| finding.id == "env.monkeypatch/patch").unwrap();
     assert!(
@@ -143,7 +143,7 @@ fn another_package_s_patch_is_described_and_not_condemned() {
 fn a_changed_file_that_patches_an_engine_is_worth_a_warning() {
     let patient = Patient::small();
     patient.write("my_plugin/patches.py", SPELLINGS[1].0);
-    let examined = patient.monkeypatch(&|path: &Path| Some(path.starts_with("my_plugin")));
+    let examined = patient.monkeypatch(&|path: &Path, _: &str| Some(path.starts_with("my_plugin")));
     let finding =
         examined.findings.iter().find(|finding| finding.id == "env.monkeypatch/modified-patch").unwrap();
     assert_eq!(finding.severity, Severity::Warning, "{}", told(finding));
@@ -155,7 +155,7 @@ fn every_finding_of_these_is_in_the_table() {
     for (text, ..) in SPELLINGS {
         let patient = Patient::small();
         patient.write("my_plugin/patches.py", text);
-        for examined in [patient.monkeypatch(&|_| None), patient.monkeypatch(&|_| Some(true))] {
+        for examined in [patient.monkeypatch(&|_, _| None), patient.monkeypatch(&|_, _| Some(true))] {
             for finding in &examined.findings {
                 assert!(
                     lucid_code_audit::FINDINGS.iter().any(|(known, _)| *known == finding.id),

@@ -14,6 +14,7 @@ use crate::integrity::{self, RecordIntegrity};
 use crate::kernel_caches::{self, KernelCache};
 use crate::mounts::{self, Mount};
 use crate::newer_files::{self, NewerFile};
+use crate::package_index::IndexSettings;
 use crate::python::{FindError, PythonEnvironment, SiteDirectory, version_in_path};
 use crate::served_path::ServedPath;
 use crate::shared_libraries::{self, SharedLibraries};
@@ -31,6 +32,10 @@ pub struct IntegrityOptions {
     pub wheels: Vec<PathBuf>,
     /// Caches of pip and uv, as the patient says them; their wheels are originals too.
     pub installer_caches: Vec<PathBuf>,
+    /// Package indexes to fetch originals from; `None` asks nobody.
+    pub index: Option<IndexSettings>,
+    /// Keeps fetched originals between runs in this folder on this machine.
+    pub original_cache: Option<PathBuf>,
     /// Threads; as many as the machine has if `None`.
     pub threads: Option<usize>,
 }

@@ -51,7 +51,7 @@ fn a_changed_model_file_is_told_by_function() {
     for (planted, function) in [
         (SOURCE.replace("        return q\n", "        if q.shape[0] == 5:\n            import torch as _t2\n            _t2.save(q, '/tmp/q.pt')\n        return q\n"), "DeepseekV2MLAAttention.forward"),
         (SOURCE.replace("return None", "return self"), "DeepseekV2MLAAttention.load"),
-        (SOURCE.replace("import torch\n", "import torch, pickle\n"), "(module)"),
+        (SOURCE.replace("import torch\n", "import torch, pickle\n"), "its top level"),
     ] {
         let mut patient = vllm();
         patient.write(&format!("{SITE}/{MODEL}"), &planted);
@@ -126,8 +126,12 @@ fn the_audit_of_the_code_has_the_last_word() {
     for (answer, severity) in
         [(Some(true), Severity::Warning), (Some(false), Severity::Info), (None, Severity::Warning)]
     {
-        let examined =
-            lucid_environment::checks::record_integrity(&evidence, &kimi(), Some(&|_, _| answer)).unwrap();
+        let examined = lucid_environment::checks::record_integrity(
+            &evidence,
+            &kimi(),
+            Some(&|_, _| answer.map(|runs| (runs, "as the test says".to_owned()))),
+        )
+        .unwrap();
         assert_eq!(examined.findings[0].severity, severity);
         assert_eq!(examined.findings[0].active, answer);
     }
@@ -143,7 +147,12 @@ fn a_changed_function_is_judged_by_itself() {
     };
     let (forward, load) = ("return q", "return None");
     for (changes, active, severity, words) in [
-        (vec![(load, "return 1")], Some(false), Severity::Info, "leads to DeepseekV2MLAAttention.load"),
+        (
+            vec![(load, "return 1")],
+            Some(false),
+            Severity::Info,
+            "does not run DeepseekV2MLAAttention.load: as the test says",
+        ),
         (vec![(forward, "return -q")], Some(true), Severity::Warning, "runs DeepseekV2MLAAttention.forward"),
         (
             vec![(forward, "return -q"), (load, "return 1")],
@@ -159,7 +168,10 @@ fn a_changed_function_is_judged_by_itself() {
         patient.write(&format!("{SITE}/{MODEL}"), text);
         // A change that runs, elsewhere: what does not run stands below it.
         patient.write(&format!("{SITE}/vllm/logger.py"), "import sys\n");
-        let answers = |path: &str, function: &str| if path == MODEL { ways(function) } else { Some(true) };
+        let answers = |path: &str, function: &str| {
+            let runs = if path == MODEL { ways(function) } else { Some(true) };
+            runs.map(|runs| (runs, "as the test says".to_owned()))
+        };
         let examined =
             lucid_environment::checks::record_integrity(&patient.gather(), &kimi(), Some(&answers)).unwrap();
         let place =

@@ -97,7 +97,7 @@ fn a_pod() {
     assert_eq!(deployment.model.as_deref(), Some("moonshotai/Kimi-K2.5"));
     assert_eq!(deployment.environment.len(), 2);
     assert!(patient.notes.iter().any(|note| note.contains("HF_TOKEN comes from")));
-    assert!(patient.notes.iter().any(|note| note.contains("kubectl cp")));
+    assert!(patient.files_elsewhere.as_ref().unwrap().contains("kubectl cp"));
     let container = patient.service.container.as_ref().unwrap();
     assert_eq!(container.state.as_deref(), Some("CrashLoopBackOff"));
     assert_eq!((container.last_run_s, container.shared_memory_bytes), (Some(330.0), Some(16 << 30)));

@@ -276,7 +276,8 @@ fn programs_are_called_and_their_failures_told() {
             "journalctl -o json --no-pager --all -u vllm.service --since -1h",
             "docker logs --timestamps -- vllm",
             "podman logs --timestamps -- gone",
-            "kubectl logs --timestamps --previous -n ai -- gone"
+            "kubectl logs --timestamps --previous -n ai -- gone",
+            "kubectl logs --timestamps -n ai -- gone"
         ]
     );
 }

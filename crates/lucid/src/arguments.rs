@@ -217,6 +217,9 @@ pub struct MachineArguments {
     /// Wheel as it was published, to show what a modified file looked like; may be given several times
     #[arg(long, value_name = "FILE", help_heading = "On the machine")]
     pub wheel: Vec<PathBuf>,
+    /// Fetch the originals of modified files from the package index that pip and uv are set up with: only those, checked by hash
+    #[arg(long, help_heading = "On the machine")]
+    pub fetch_originals: bool,
     /// Digests of the checkpoint's files, as sha256sum writes them or as the hub's API lists them
     #[arg(long, value_name = "FILE", help_heading = "On the machine")]
     pub manifest: Option<PathBuf>,

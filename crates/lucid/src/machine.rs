@@ -1,6 +1,5 @@
 //! From what was typed about a machine to its evidence.
 
-use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -12,9 +11,6 @@ use lucid_logs::{ContainerTool, Source};
 use crate::arguments::MachineArguments;
 use crate::carrier::{Carrier, quoted};
 use crate::progress::ProgressLine;
-
-/// Standard input is read up to this many bytes; a file has no limit.
-const LONGEST_INPUT: u64 = 1 << 30;
 
 /// The way to another machine or into a container, if one was named.
 pub fn carrier(arguments: &MachineArguments) -> Result<Option<Carrier>> {
@@ -88,6 +84,9 @@ fn words(arguments: &MachineArguments, checkpoint: Option<&Path>) -> Vec<String>
         add("--container", arguments.container.clone());
     }
     add("--host", Some("local".to_owned()));
+    if arguments.fetch_originals {
+        words.push("--fetch-originals".to_owned());
+    }
     words
 }
 
@@ -161,12 +160,7 @@ fn sources(arguments: &MachineArguments, checkpoint: Option<&Path>, weights: boo
     let mut logs = Vec::new();
     for path in &arguments.log {
         logs.push(if path == Path::new("-") {
-            let mut bytes = Vec::new();
-            std::io::stdin()
-                .take(LONGEST_INPUT)
-                .read_to_end(&mut bytes)
-                .context("cannot read the log from standard input")?;
-            Source::Text { name: "standard input".to_owned(), bytes }
+            Source::StandardInput
         } else if path.exists() {
             Source::File(path.clone())
         } else {
@@ -197,6 +191,7 @@ fn sources(arguments: &MachineArguments, checkpoint: Option<&Path>, weights: boo
         logs,
         home: arguments.home.clone(),
         wheels: arguments.wheel.clone(),
+        fetch_originals: arguments.fetch_originals,
         checkpoint: checkpoint.map(here),
         manifest: arguments.manifest.clone(),
         weights,

@@ -32,15 +32,18 @@ impl<'e> Block<'e> {
     }
 }
 
-/// Looks for leftovers of debugging. `modified` says of a file (relative to site-packages) whether it differs from its wheel's
-/// RECORD or stands in none (`Some(true)`), or is exactly as shipped (`Some(false)`).
+/// Says of a function in a file (relative to site-packages) whether it is another than its wheel ships or stands in no wheel
+/// (`Some(true)`), or is exactly as shipped (`Some(false)`). Where nobody knows the original, the file decides for its functions.
+pub type IsModified<'a> = &'a dyn Fn(&Path, &str) -> Option<bool>;
+
+/// Looks for leftovers of debugging.
 ///
 /// # Errors
 /// Skipped if the evidence holds no engine's code.
 pub fn debug_code(
     evidence: &CodeEvidence,
     deployment: &Deployment,
-    modified: &dyn Fn(&Path) -> Option<bool>,
+    modified: IsModified<'_>,
 ) -> Result<Examined, Skip> {
     if evidence.engine_files.is_empty() {
         return Err(Skip(format!(
@@ -133,7 +136,7 @@ fn covered(evidence: &CodeEvidence) -> String {
 fn blocks<'e>(
     evidence: &'e CodeEvidence,
     deployment: &Deployment,
-    modified: &dyn Fn(&Path) -> Option<bool>,
+    modified: IsModified<'_>,
 ) -> Vec<Block<'e>> {
     let mut groups: BTreeMap<(usize, &str, &str, u32), Vec<&CodeFact>> = BTreeMap::new();
     for fact in &evidence.facts {
@@ -155,7 +158,7 @@ fn blocks<'e>(
                 .collect();
             kinds.dedup();
             let lead = facts[0];
-            let modified = modified(Path::new(&lead.file));
+            let modified = modified(Path::new(&lead.file), &lead.function);
             let mut score = best + 0.5 * kinds.len().saturating_sub(1).min(2) as f64;
             score += match modified {
                 Some(true) => MARKS.score(["modified"]),

@@ -9,7 +9,9 @@ use crate::leftovers::FileGroup;
 pub(super) fn title(block: &Block<'_>) -> String {
     let lead = block.lead();
     let mut title = format!("{} in {}, line {}", does(lead), lead.file, lead.line);
-    if let Some(when) = when(lead) {
+    // What is known in words says more than the branches of the original around it, which the details have.
+    let (words, code) = conditions(lead);
+    if let Some(when) = joined(if words.is_empty() { &code } else { &words }) {
         title.push_str(&format!(", when {when}"));
     }
     title
@@ -42,8 +44,18 @@ fn does(fact: &CodeFact) -> String {
     }
 }
 
+/// Conditions in words (`exactly 5 query tokens are processed`), and those that are code.
+fn conditions(fact: &CodeFact) -> (Vec<&str>, Vec<&str>) {
+    fact.when.iter().map(String::as_str).partition(|condition| !condition.starts_with('`'))
+}
+
+fn joined(conditions: &[&str]) -> Option<String> {
+    (!conditions.is_empty()).then(|| conditions.join(" and "))
+}
+
 fn when(fact: &CodeFact) -> Option<String> {
-    (!fact.when.is_empty()).then(|| fact.when.join(" and "))
+    let (words, code) = conditions(fact);
+    joined(&[words, code].concat())
 }
 
 /// Everything else: how often, what more, why it is suspected, whether it runs, what it left.
@@ -92,8 +104,8 @@ pub(super) fn summary(block: &Block<'_>, evidence: &CodeEvidence) -> String {
     }
     text.push_str(&format!("It is taken for a leftover because {}", MARKS.words(&lead.marks).join("; ")));
     text.push_str(match block.modified {
-        Some(true) => "; the file differs from its wheel's record. ",
-        Some(false) => "; but the file is exactly as its wheel ships it, so nobody left it here. ",
+        Some(true) => "; the code is not what its wheel ships. ",
+        Some(false) => "; but it is exactly as its wheel ships it, so nobody left it here. ",
         None => ". ",
     });
     if let Some(variable) = &block.switched_on {

@@ -4,7 +4,7 @@ mod debug_code;
 mod debug_words;
 mod monkeypatch;
 
-pub use debug_code::debug_code;
+pub use debug_code::{IsModified, debug_code};
 pub use monkeypatch::monkeypatch;
 
 /// Every finding that the checks give, and what it means.

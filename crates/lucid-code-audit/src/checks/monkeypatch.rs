@@ -5,6 +5,7 @@ use std::path::Path;
 
 use lucid_findings::{Deployment, Examined, Finding, ProofKind, Severity, Skip};
 
+use super::debug_code::IsModified;
 use crate::evidence::{CodeEvidence, PatchFact, PatchKind};
 use crate::knowledge::PATHS;
 use crate::prefilter::is_tool;
@@ -14,14 +15,14 @@ const CHECK: &str = "env.monkeypatch";
 /// Places named in one finding.
 const PLACES: usize = 8;
 
-/// Describes changes to other modules. `modified`: as for [`debug_code`](super::debug_code).
+/// Describes changes to other modules.
 ///
 /// # Errors
 /// Skipped if no Python file could be read.
 pub fn monkeypatch(
     evidence: &CodeEvidence,
     deployment: &Deployment,
-    modified: &dyn Fn(&Path) -> Option<bool>,
+    modified: IsModified<'_>,
 ) -> Result<Examined, Skip> {
     if evidence.parsed + evidence.ruled_out == 0 {
         return Err(Skip(format!("no Python file could be parsed in {}", evidence.site_packages.join(", "))));
@@ -105,12 +106,12 @@ fn described(patch: &PatchFact) -> String {
 }
 
 /// Sources of other packages that are written over: C122 of the knowledge, where the anchor no longer matched and nobody knew.
-fn rewrites(patches: &[&PatchFact], modified: &dyn Fn(&Path) -> Option<bool>) -> Vec<Finding> {
+fn rewrites(patches: &[&PatchFact], modified: IsModified<'_>) -> Vec<Finding> {
     let rewrites =
         patches.iter().filter(|patch| patch.kind == PatchKind::SourceRewrite && engine_of(&patch.target));
     rewrites
         .map(|patch| {
-            let shipped = modified(Path::new(&patch.file)) == Some(false) && engine_of(top(&patch.file));
+            let shipped = modified(Path::new(&patch.file), &patch.function) == Some(false) && engine_of(top(&patch.file));
             let severity = if shipped { Severity::Info } else { Severity::Warning };
             Finding::new(CHECK, "source-rewrite", severity, format!("{} writes over the source of {}", place(patch), patch.target))
                 .detail(format!(
@@ -131,7 +132,7 @@ fn rewrites(patches: &[&PatchFact], modified: &dyn Fn(&Path) -> Option<bool>) ->
 /// Two files that replace the same thing: the last import wins.
 fn twice(
     patches: &[&PatchFact],
-    modified: &dyn Fn(&Path) -> Option<bool>,
+    modified: IsModified<'_>,
     evidence: &CodeEvidence,
     deployment: &Deployment,
 ) -> Vec<Finding> {
@@ -146,7 +147,8 @@ fn twice(
         // Within one package, two files are one author's alternatives (two backends, two versions).
         let owners: BTreeSet<&str> = patches.iter().map(|patch| top(&patch.file)).collect();
         let foreign = owners.iter().any(|owner| *owner != dotted_top(target));
-        let local = patches.iter().any(|patch| modified(Path::new(&patch.file)) == Some(true));
+        let local =
+            patches.iter().any(|patch| modified(Path::new(&patch.file), &patch.function) == Some(true));
         let files: BTreeSet<&str> = patches.iter().map(|patch| patch.file.as_str()).collect();
         files.len() > 1 && foreign && (owners.len() > 1 || local)
     });
@@ -207,7 +209,7 @@ fn activity(evidence: &CodeEvidence, deployment: &Deployment, target: &str) -> O
 /// What one package replaces of another, one finding a pair.
 fn by_owner(
     patches: &[&PatchFact],
-    modified: &dyn Fn(&Path) -> Option<bool>,
+    modified: IsModified<'_>,
     evidence: &CodeEvidence,
     deployment: &Deployment,
 ) -> Vec<Finding> {
@@ -217,7 +219,7 @@ fn by_owner(
         .filter(|patch| matches!(patch.kind, PatchKind::Attribute | PatchKind::Module | PatchKind::Method))
     {
         let target = if patch.kind == PatchKind::Method { "objects" } else { dotted_top(&patch.target) };
-        let local = modified(Path::new(&patch.file)) == Some(true);
+        let local = modified(Path::new(&patch.file), &patch.function) == Some(true);
         // Only the serving stack is of interest; hundreds of packages patch Python's own modules.
         let serving = engine_of(target)
             || matches!(

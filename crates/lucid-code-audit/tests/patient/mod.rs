@@ -5,7 +5,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use lucid_code_audit::{CodeEvidence, ReadOptions, debug_code, gather, gather_with, monkeypatch};
+use lucid_code_audit::{CodeEvidence, IsModified, ReadOptions, debug_code, gather, gather_with, monkeypatch};
 use lucid_findings::{Deployment, EngineKind, Examined, Finding, GpuModel, LoadFormat, Severity};
 use tempfile::TempDir;
 
@@ -113,7 +113,7 @@ impl Patient {
         assert_eq!(evidence.ordinary, everything.ordinary);
         assert_eq!(evidence.models, everything.models);
         for modified in [None, Some(true), Some(false)] {
-            let modified = |_: &Path| modified;
+            let modified = |_: &Path, _: &str| modified;
             // Without any engine there is nothing to say: that must be the same, too.
             let findings = |evidence: &CodeEvidence| {
                 [
@@ -133,10 +133,10 @@ impl Patient {
     }
 
     pub fn debug_code(&self) -> Examined {
-        lucid_code_audit::debug_code(&self.gather(), &kimi(), &|_| None).unwrap()
+        lucid_code_audit::debug_code(&self.gather(), &kimi(), &|_, _| None).unwrap()
     }
 
-    pub fn monkeypatch(&self, modified: &dyn Fn(&Path) -> Option<bool>) -> Examined {
+    pub fn monkeypatch(&self, modified: IsModified<'_>) -> Examined {
         lucid_code_audit::monkeypatch(&self.gather(), &kimi(), modified).unwrap()
     }
 }

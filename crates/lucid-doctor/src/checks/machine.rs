@@ -1,13 +1,17 @@
 //! The checks of the machine side: each reads evidence that was gathered before, here or elsewhere. Their crates do the work;
 //! this is the list.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::path::Path;
 
+use lucid_environment::SourceChanges;
 use lucid_findings::{Deployment, Examined, Skip};
 
 use super::{Check, Need, TypicalCost};
 use crate::evidence::{Examination, MachineEvidence};
+
+/// How a comparison with the original names what stands outside of functions and classes.
+const OUTSIDE: &str = "(module)";
 
 /// A check of gathered evidence.
 struct MachineCheck {
@@ -87,8 +91,9 @@ fn record_integrity(machine: &MachineEvidence, deployment: &Deployment) -> Resul
     let active = |path: &str, function: &str| {
         let code = machine.code.as_ref()?;
         // What stands outside of functions runs when the file is imported.
-        let function = if function == "(module)" { lucid_code_audit::active::MODULE } else { function };
-        code.models.activity(path, function, deployment).active
+        let function = if function == OUTSIDE { lucid_code_audit::active::MODULE } else { function };
+        let activity = code.models.activity(path, function, deployment);
+        activity.active.map(|active| (active, activity.why))
     };
     lucid_environment::checks::record_integrity(environment, deployment, Some(&active))
 }
@@ -103,8 +108,8 @@ fn caches(machine: &MachineEvidence, deployment: &Deployment) -> Result<Examined
 
 fn debug_code(machine: &MachineEvidence, deployment: &Deployment) -> Result<Examined, Skip> {
     let shipped = Shipped::of(machine);
-    lucid_code_audit::debug_code(section(&machine.code, "the code")?, deployment, &|path| {
-        shipped.modified(path)
+    lucid_code_audit::debug_code(section(&machine.code, "the code")?, deployment, &|path, function| {
+        shipped.modified(path, function)
     })
 }
 
@@ -115,8 +120,9 @@ fn monkeypatch(machine: &MachineEvidence, deployment: &Deployment) -> Result<Exa
         section(&machine.environment, "the environment")?,
         deployment,
     );
-    let patches = section(&machine.code, "the code")
-        .and_then(|code| lucid_code_audit::monkeypatch(code, deployment, &|path| shipped.modified(path)));
+    let patches = section(&machine.code, "the code").and_then(|code| {
+        lucid_code_audit::monkeypatch(code, deployment, &|path, function| shipped.modified(path, function))
+    });
     match (hooks, patches) {
         (Ok(mut hooks), Ok(patches)) => {
             hooks.findings.extend(patches.findings);
@@ -130,18 +136,18 @@ fn monkeypatch(machine: &MachineEvidence, deployment: &Deployment) -> Result<Exa
     }
 }
 
-/// Which files are as their packages shipped them.
+/// Which files are as their packages shipped them, and of the others which functions.
 struct Shipped<'a> {
-    modified: HashSet<&'a str>,
+    modified: HashMap<&'a str, Option<&'a SourceChanges>>,
     known: bool,
 }
 
 impl<'a> Shipped<'a> {
     fn of(machine: &'a MachineEvidence) -> Shipped<'a> {
         let integrity = machine.environment.as_ref().and_then(|environment| environment.integrity.as_ref());
-        let modified = integrity.map_or_else(HashSet::new, |integrity| {
-            let modified = integrity.modified.iter().map(|file| file.path.as_str());
-            modified.chain(integrity.unrecorded.iter().map(|file| file.path.as_str())).collect()
+        let modified = integrity.map_or_else(HashMap::new, |integrity| {
+            let modified = integrity.modified.iter().map(|file| (file.path.as_str(), file.changes.as_ref()));
+            modified.chain(integrity.unrecorded.iter().map(|file| (file.path.as_str(), None))).collect()
         });
         // A list that was cut says nothing about the files that it lacks; neither does one without hashes.
         let known = integrity.is_some_and(|integrity| {
@@ -152,11 +158,20 @@ impl<'a> Shipped<'a> {
         Shipped { modified, known }
     }
 
-    fn modified(&self, path: &Path) -> Option<bool> {
-        if path.to_str().is_some_and(|path| self.modified.contains(path)) {
-            return Some(true);
-        }
-        self.known.then_some(false)
+    fn modified(&self, path: &Path, function: &str) -> Option<bool> {
+        let Some(changes) = path.to_str().and_then(|path| self.modified.get(path)) else {
+            return self.known.then_some(false);
+        };
+        // A class stands for its methods, a function for those inside it.
+        let within = |inner: &str, outer: &str| {
+            inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        let changed = |changes: &SourceChanges| {
+            let function = if function == lucid_code_audit::active::MODULE { OUTSIDE } else { function };
+            let mut names = changes.functions.iter().map(|change| change.name.as_str());
+            changes.functions.is_empty() || names.any(|name| within(name, function) || within(function, name))
+        };
+        Some(changes.is_none_or(changed))
     }
 }
 
@@ -210,9 +225,43 @@ fn service(machine: &MachineEvidence, deployment: &Deployment) -> Result<Examine
 }
 
 fn gpu(machine: &MachineEvidence, deployment: &Deployment) -> Result<Examined, Skip> {
-    lucid_host::host_gpu(section(&machine.gpu, "the GPUs")?, machine.patient.as_ref(), deployment)
+    lucid_host::host_gpu(
+        section(&machine.gpu, "the state of the GPUs")?,
+        machine.patient.as_ref(),
+        deployment,
+    )
 }
 
 fn memory(machine: &MachineEvidence, deployment: &Deployment) -> Result<Examined, Skip> {
     lucid_host::host_memory(section(&machine.memory, "the machine")?, machine.patient.as_ref(), deployment)
+}
+
+#[cfg(test)]
+mod tests {
+    use lucid_environment::FunctionChange;
+
+    use super::*;
+
+    #[test]
+    fn a_changed_file_has_functions_that_are_as_shipped() {
+        let change = |name: &str| FunctionChange { name: name.to_owned(), line: 1, added: 1, removed: 0 };
+        let functions = vec![change("Attention.forward"), change("(module)")];
+        let changes = SourceChanges { functions, ..SourceChanges::default() };
+        let shipped = Shipped {
+            modified: HashMap::from([("a.py", Some(&changes)), ("unrecorded.py", None)]),
+            known: true,
+        };
+        for (path, function, expected) in [
+            ("a.py", "Attention.forward", true),
+            ("a.py", "Attention.forward.inner", true),
+            ("a.py", "Attention", true),
+            ("a.py", "<module>", true),
+            ("a.py", "Attention.forward_native", false),
+            ("a.py", "Attention.load", false),
+            ("b.py", "Attention.forward", false),
+            ("unrecorded.py", "anything", true),
+        ] {
+            assert_eq!(shipped.modified(Path::new(path), function), Some(expected), "{path} {function}");
+        }
+    }
 }

@@ -63,7 +63,7 @@ impl MachineEvidence {
     pub fn summary(&self) -> String {
         let mut parts = Vec::new();
         if let Some(environment) = &self.environment {
-            parts.push(format!("{} packages", environment.distributions.len()));
+            parts.push(packages(environment.distributions.len()));
         }
         if self.code.is_some() {
             parts.push("their code".to_owned());
@@ -107,9 +107,9 @@ impl MachineEvidence {
             let python = &environment.python;
             let version = python.version.as_deref().unwrap_or("of an unknown version");
             summary.env = Some(format!(
-                "{}, Python {version}, {} packages",
+                "{}, Python {version}, {}",
                 python.prefix,
-                environment.distributions.len()
+                packages(environment.distributions.len())
             ));
         }
         if let Some(logs) = &self.logs {
@@ -131,4 +131,8 @@ impl MachineEvidence {
             summary.checkpoint.get_or_insert_with(|| checkpoint.location.clone());
         }
     }
+}
+
+fn packages(count: usize) -> String {
+    if count == 1 { "1 package".to_owned() } else { format!("{count} packages") }
 }

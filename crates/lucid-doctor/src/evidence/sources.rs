@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use lucid_environment::{GatherOptions, IntegrityOptions};
+use lucid_environment::{GatherOptions, IndexSettings, IntegrityOptions};
 use lucid_findings::{Deployment, Step};
 use lucid_host::{GpuEvidence, MemoryEvidence, Patient, PatientError, ServingEvidence};
 use lucid_logs::{Source as LogSource, SourceSummary};
@@ -37,6 +37,8 @@ pub struct Sources {
     pub home: Option<PathBuf>,
     /// Wheels as published.
     pub wheels: Vec<PathBuf>,
+    /// Whether originals of modified files are fetched from the package index that pip and uv are set up with here.
+    pub fetch_originals: bool,
     /// The checkpoint, as the machine's own paths go.
     pub checkpoint: Option<PathBuf>,
     /// Digests of its files.
@@ -72,6 +74,10 @@ pub fn gather(sources: &Sources, progress: &mut dyn FnMut(&'static str, Step)) -
     evidence.patient = patient(sources, &mut |step| progress("the patient", step), &mut evidence.failures);
     if let Some(patient) = &mut evidence.patient {
         evidence.notes.append(&mut patient.notes);
+        // Whoever asks the cluster for a pod reads its files inside.
+        if sources.pod.is_none() && sources.root.is_none() {
+            evidence.notes.extend(patient.files_elsewhere.clone());
+        }
         evidence.deployment = patient.deployment.clone();
     }
     let root = sources
@@ -127,7 +133,6 @@ fn from_service_file(path: &Path) -> Result<Patient, PatientError> {
     }
 }
 
-/// A log that was named is a file of this machine, also where the patient lives in a root of its own.
 /// What a program that could not give a log says of that, in lines: they are no log.
 const COMPLAINT: u64 = 5;
 
@@ -136,16 +141,27 @@ pub(super) fn unread(source: &SourceSummary) -> Option<String> {
     source.error.clone().filter(|_| source.lines <= COMPLAINT)
 }
 
+/// A log that was named is a file of this machine, also where the patient lives in a root of its own.
 fn logs(sources: &Sources, evidence: &mut MachineEvidence, progress: &mut dyn FnMut(&'static str, Step)) {
     if sources.logs.is_empty() {
         return;
     }
-    let logs =
-        lucid_logs::gather(Path::new("/"), &sources.logs, &lucid_logs::Options::default(), &mut |step| {
-            progress("logs", step)
-        });
-    let unread = logs.sources.iter().filter_map(unread);
-    evidence.failures.extend(unread);
+    let container = evidence.patient.as_ref().and_then(|patient| patient.service.container.as_ref());
+    let restarted = container.and_then(|container| container.restarts).is_some_and(|restarts| restarts > 0);
+    let mut wanted = sources.logs.clone();
+    for log in &mut wanted {
+        if let LogSource::Kubernetes { previous, .. } = log {
+            *previous |= restarted;
+        }
+    }
+    let logs = lucid_logs::gather(Path::new("/"), &wanted, &lucid_logs::Options::default(), &mut |step| {
+        progress("logs", step)
+    });
+    // Of a container that ended, the cluster may have forgotten the log; the pod's own is there all the same.
+    let (forgotten, failed): (Vec<_>, Vec<_>) =
+        logs.sources.iter().partition(|source| source.name.contains(" --previous"));
+    evidence.notes.extend(forgotten.into_iter().filter_map(unread));
+    evidence.failures.extend(failed.into_iter().filter_map(unread));
     join(&mut evidence.deployment, &lucid_logs::deployment_from(&logs));
     evidence.logs = Some(logs);
 }
@@ -193,6 +209,12 @@ fn environment(
     let integrity = IntegrityOptions {
         hash_cache: sources.cache.as_ref().map(|folder| folder.join("hashes.json")),
         wheels: sources.wheels.clone(),
+        // An image's own settings are not this user's: they must not lead the request somewhere.
+        index: sources.fetch_originals.then(|| {
+            let prefix = path.is_dir().then_some(path.as_path()).filter(|_| root == Path::new("/"));
+            IndexSettings::of_this_user(prefix)
+        }),
+        original_cache: sources.cache.as_ref().map(|folder| folder.join("originals")),
         ..IntegrityOptions::default()
     };
     let mountinfo = match sources.pid.or_else(|| first_process(evidence)) {

@@ -13,9 +13,9 @@ use crate::served_path::{Active, Part, ServedPath};
 
 const CHECK: &str = "env.record-integrity";
 
-/// Says whether a function of a file below its site folder runs, if it knows: the audit of the code does. An empty name means the
-/// file as a whole.
-pub type IsActive<'a> = &'a dyn Fn(&str, &str) -> Option<bool>;
+/// Says whether a function of a file below its site folder runs, and why, if it knows: the audit of the code does. An empty name
+/// means the file as a whole.
+pub type IsActive<'a> = &'a dyn Fn(&str, &str) -> Option<(bool, String)>;
 
 /// Judges the comparison with the RECORDs. `active` has the word before the names of the files.
 ///
@@ -64,6 +64,11 @@ pub fn record_integrity(
     })
 }
 
+/// A changed function as a sentence names it.
+fn in_words(function: &str) -> &str {
+    if function == "(module)" { "its top level" } else { function }
+}
+
 struct Judge<'a> {
     evidence: &'a EnvironmentEvidence,
     integrity: &'a RecordIntegrity,
@@ -73,9 +78,9 @@ struct Judge<'a> {
 
 impl Judge<'_> {
     fn active(&self, path: &str, distribution: &str) -> Active {
-        if let Some(known) = self.active.and_then(|active| active(path, "")) {
-            let reason = if known { "the served model runs it" } else { "the served model does not run it" };
-            return Active { active: Some(known), reason: reason.to_owned() };
+        if let Some((known, why)) = self.active.and_then(|active| active(path, "")) {
+            let verdict = if known { "the served model runs it" } else { "the served model does not run it" };
+            return Active { active: Some(known), reason: format!("{verdict}: {why}") };
         }
         ServedPath::known().active(path, distribution, self.deployment)
     }
@@ -88,16 +93,28 @@ impl Judge<'_> {
         if whole.active == Some(false) || changes.functions.is_empty() || file.syntax_error.is_some() {
             return whole;
         }
-        let known = |answer: Option<bool>| {
-            let named = changes.functions.iter().filter(|change| active(&file.path, &change.name) == answer);
-            named.map(|change| change.name.as_str()).collect::<Vec<_>>()
+        let answers: Vec<(&str, Option<(bool, String)>)> = changes
+            .functions
+            .iter()
+            .map(|change| (change.name.as_str(), active(&file.path, &change.name)))
+            .collect();
+        let known = |wanted: Option<bool>| {
+            let runs = |answer: &Option<(bool, String)>| answer.as_ref().map(|(runs, _)| *runs);
+            let named = answers.iter().filter(|(_, answer)| runs(answer) == wanted);
+            named.map(|(name, _)| in_words(name)).collect::<Vec<_>>()
         };
         let (run, idle) = (known(Some(true)), known(Some(false)));
         if !run.is_empty() {
             Active { active: Some(true), reason: format!("the served model runs {}", some(&run, 4)) }
         } else if idle.len() == changes.functions.len() {
-            let reason =
-                format!("the file runs, but nothing that the served model runs leads to {}", some(&idle, 4));
+            let mut reasons: Vec<&str> =
+                answers.iter().flat_map(|(_, answer)| answer).map(|(_, why)| why.as_str()).collect();
+            reasons.dedup();
+            let reason = format!(
+                "the served model does not run {}: {}",
+                some(&idle, 4),
+                reasons[..reasons.len().min(2)].join("; ")
+            );
             Active { active: Some(false), reason }
         } else if whole.active == Some(true) {
             Active {
@@ -105,7 +122,8 @@ impl Judge<'_> {
                 reason: format!("the file runs; whether {} does is not known", some(&known(None), 4)),
             }
         } else {
-            whole
+            let reason = format!("whether {} runs for this model is not known", some(&known(None), 4));
+            Active { active: None, reason }
         }
     }
 

@@ -121,6 +121,7 @@ pub(crate) fn gather(
                         links,
                         syntax_error: None,
                         changes: None,
+                        no_original: None,
                     };
                     modified.push((file, task.host.clone(), hash.clone(), claim.distribution));
                 }
@@ -142,8 +143,11 @@ pub(crate) fn gather(
 
     modified.sort_by(|(a, ..), (b, ..)| (a.kind, &a.path).cmp(&(b.kind, &b.path)));
     let mut originals = Originals::new(root, python, options, notes);
-    for (file, host, hash, owner) in modified.iter_mut().take(COMPARED) {
+    let compared = modified.len().min(COMPARED);
+    for (done, (file, host, hash, owner)) in modified.iter_mut().take(COMPARED).enumerate() {
         if matches!(file.kind, FileKind::Python | FileKind::KernelSource | FileKind::Script) {
+            let text = format!("look for the original of {}", file.path);
+            progress(Step { done: done as u64, of: compared as u64, unit: "modified files", text });
             originals.explain(file, host, hash, &distributions[*owner], &result.unrecorded);
         }
     }

@@ -203,7 +203,7 @@ fn digest_with<D: Digest>(path: &Path, length: u64, block: &mut [u8]) -> io::Res
 }
 
 /// The hash of bytes in memory.
-pub(super) fn digest_of(bytes: &[u8], algorithm: Algorithm) -> Vec<u8> {
+pub(crate) fn digest_of(bytes: &[u8], algorithm: Algorithm) -> Vec<u8> {
     match algorithm {
         Algorithm::Sha256 => Sha256::digest(bytes).to_vec(),
         Algorithm::Sha384 => Sha384::digest(bytes).to_vec(),

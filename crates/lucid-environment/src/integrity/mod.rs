@@ -12,7 +12,10 @@ mod unrecorded;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use compare::gather;
+pub(crate) use hashing::digest_of;
 
+/// The longest source that is compared; the longest in vLLM has 600 KB.
+pub(crate) const SOURCE_READ: u64 = 8 << 20;
 /// Deviating files kept of each kind; the rest is counted.
 pub(crate) const FILES_KEPT: usize = 1_000;
 
@@ -94,6 +97,9 @@ pub struct ModifiedFile {
     pub syntax_error: Option<String>,
     /// What was changed, if the original was found.
     pub changes: Option<SourceChanges>,
+    /// Why the index had no original, if it was asked.
+    #[serde(default)]
+    pub no_original: Option<String>,
 }
 
 /// What was changed in a source file.

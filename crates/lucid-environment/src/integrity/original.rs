@@ -1,5 +1,5 @@
-//! Finds what a modified file was before: a backup beside it, the wheel, or an installer's cache. Only bytes whose hash is
-//! the recorded one are taken.
+//! Finds what a modified file was before: a backup beside it, the wheel, an installer's cache, or, if the user wants it, the
+//! package index. Only bytes whose hash is the recorded one are taken.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -11,15 +11,14 @@ use zip::ZipArchive;
 
 use super::hashing::digest_of;
 use super::source_diff;
-use super::{FileKind, ModifiedFile, UnrecordedFile};
+use super::{FileKind, ModifiedFile, SOURCE_READ, UnrecordedFile};
 use crate::distribution::Distribution;
 use crate::gather::IntegrityOptions;
 use crate::metadata::normalized;
+use crate::package_index::{PackageIndex, member};
 use crate::python::PythonEnvironment;
 use crate::record::RecordedHash;
 
-/// The longest source that is compared; the longest in vLLM has 600 KB.
-const SOURCE_READ: u64 = 8 << 20;
 /// Wheels and cached archives looked into.
 const ARCHIVES: usize = 5_000;
 
@@ -32,6 +31,7 @@ pub(super) struct Originals<'a> {
     /// Unpacked archives of uv's cache.
     unpacked: Vec<PathBuf>,
     open: Option<(PathBuf, ZipArchive<File>)>,
+    index: Option<PackageIndex>,
 }
 
 impl<'a> Originals<'a> {
@@ -41,8 +41,21 @@ impl<'a> Originals<'a> {
         options: &IntegrityOptions,
         notes: &mut Vec<String>,
     ) -> Originals<'a> {
-        let mut originals =
-            Originals { root, python, wheels: BTreeMap::new(), unpacked: Vec::new(), open: None };
+        let mut originals = Originals {
+            root,
+            python,
+            wheels: BTreeMap::new(),
+            unpacked: Vec::new(),
+            open: None,
+            index: None,
+        };
+        if let Some(settings) = &options.index {
+            settings.folders.iter().for_each(|folder| originals.add_folder(folder, 0));
+            match PackageIndex::new(settings.clone(), options.original_cache.clone()) {
+                Ok(index) => originals.index = Some(index),
+                Err(error) => notes.push(format!("no originals were fetched: {error}")),
+            }
+        }
         for given in &options.wheels {
             if given.is_dir() {
                 originals.add_folder(given, 0);
@@ -104,7 +117,8 @@ impl<'a> Originals<'a> {
         if file.kind == FileKind::Python {
             file.syntax_error = source_diff::syntax_error(&installed);
         }
-        let Some((original, from)) = self.find(file, host, recorded, owner, unrecorded) else { return };
+        let found = self.find(file, host, recorded, owner, unrecorded);
+        let Some((original, from)) = found.or_else(|| self.fetch(file, recorded, owner)) else { return };
         let original = String::from_utf8_lossy(&original);
         file.changes = Some(source_diff::compare(&original, &installed, file.kind == FileKind::Python, from));
     }
@@ -153,13 +167,31 @@ impl<'a> Originals<'a> {
         })
     }
 
+    /// Asks the index. Launchers are made by the installer, and what lies outside the site folder is no member of a wheel.
+    fn fetch(
+        &mut self,
+        file: &mut ModifiedFile,
+        recorded: &RecordedHash,
+        owner: &Distribution,
+    ) -> Option<(Vec<u8>, String)> {
+        let index = self.index.as_mut()?;
+        if file.kind == FileKind::Script || file.path.starts_with('/') {
+            return None;
+        }
+        index
+            .original(owner, &file.path, recorded)
+            .map_err(|error| file.no_original = Some(error.to_string()))
+            .ok()
+    }
+
     fn read_wheel(&mut self, wheel: &Path, path: &str) -> Option<Vec<u8>> {
         if self.open.as_ref().is_none_or(|(open, _)| open != wheel) {
             let archive = ZipArchive::new(File::open(wheel).ok()?).ok()?;
             self.open = Some((wheel.to_owned(), archive));
         }
         let (_, archive) = self.open.as_mut()?;
-        let entry = archive.by_name(path).ok()?;
+        let name = wheel.file_name()?.to_string_lossy();
+        let entry = archive.by_name(&member(archive, &name, path)?).ok()?;
         let mut bytes = Vec::new();
         // The stated size may be a lie; what is read is bounded in any case.
         entry.take(SOURCE_READ).read_to_end(&mut bytes).ok()?;

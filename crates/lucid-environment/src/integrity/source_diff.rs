@@ -45,6 +45,13 @@ pub(super) fn compare(original: &str, installed: &str, python: bool, from: Strin
             }
             ChangeTag::Delete => innermost(&old, change.old_index().unwrap_or(0)),
         };
+        let (added, removed) = if change.tag() == ChangeTag::Insert { (1, 0) } else { (0, 1) };
+        changes.added += added;
+        changes.removed += removed;
+        // The empty lines around a new function are no change of the module.
+        if change.value().trim().is_empty() {
+            continue;
+        }
         let at = match changes.functions.iter().position(|function| function.name == name) {
             Some(at) => at,
             None if changes.functions.len() >= FUNCTIONS_NAMED => FUNCTIONS_NAMED - 1,
@@ -58,13 +65,8 @@ pub(super) fn compare(original: &str, installed: &str, python: bool, from: Strin
                 changes.functions.len() - 1
             }
         };
-        if change.tag() == ChangeTag::Insert {
-            changes.added += 1;
-            changes.functions[at].added += 1;
-        } else {
-            changes.removed += 1;
-            changes.functions[at].removed += 1;
-        }
+        changes.functions[at].added += added;
+        changes.functions[at].removed += removed;
     }
     let unified = diff.unified_diff().context_radius(2).header("original", "installed").to_string();
     let mut lines = unified.lines();

@@ -98,7 +98,7 @@ pub fn from_container_inspect(json: &str) -> Result<Patient, PatientError> {
         (Some(pid), _) => Some(PathBuf::from(format!("/proc/{pid}/root"))),
         (None, Some(merged)) => Some(PathBuf::from(merged)),
         (None, None) => {
-            patient.notes.push(format!(
+            patient.files_elsewhere = Some(format!(
                 "the container's files are not mounted here: docker cp {name}:/ ROOT, or docker export {name} | tar -x -C ROOT"
             ));
             None

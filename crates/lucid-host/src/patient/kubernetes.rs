@@ -118,7 +118,7 @@ fn read_container(pod: &str, container: &Value, spec: &Value, whole: &Value) -> 
     patient.serve(container_command(&words, &image), variables);
     patient.working_directory = container.get("workingDir").map(plain);
     if matches!(patient.source, Source::Pod(_)) {
-        patient.notes.push(format!(
+        patient.files_elsewhere = Some(format!(
             "the pod's files are not seen from here: kubectl cp {pod}:/PATH LOCAL -c {name}, or run `lucid collect` inside with kubectl exec {pod} -c {name}"
         ));
     }

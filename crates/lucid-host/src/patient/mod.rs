@@ -96,8 +96,11 @@ pub struct ProcessFacts {
 pub struct Patient {
     /// How it was pointed at.
     pub source: Source,
-    /// Where its `/` is seen from this machine; `None`: its files have to be fetched (`notes` says how).
+    /// Where its `/` is seen from this machine; `None`: its files have to be fetched (`files_elsewhere` says how).
     pub root: Option<PathBuf>,
+    /// How to get at its files where they are not seen from this machine.
+    #[serde(default)]
+    pub files_elsewhere: Option<String>,
     /// Engine, model, command and environment.
     pub deployment: Deployment,
     /// Where the engine's own arguments begin in `deployment.command`.
@@ -140,6 +143,7 @@ impl Patient {
         Patient {
             source,
             root: None,
+            files_elsewhere: None,
             deployment: Deployment::default(),
             arguments_at: 0,
             working_directory: None,

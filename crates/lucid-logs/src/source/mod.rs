@@ -46,9 +46,11 @@ pub enum Source {
         namespace: Option<String>,
         /// The container in it.
         container: Option<String>,
-        /// The log of the container that ended before.
+        /// Before it, the log of the container that ended last: a crash is in that one, not in the log of what came after it.
         previous: bool,
     },
+    /// What is piped into this program, to its end.
+    StandardInput,
     /// Text that is already here.
     Text {
         /// What to call it.
@@ -90,7 +92,7 @@ pub enum SourceError {
         root: String,
     },
     /// Neither file nor folder.
-    #[error("{0}: is no regular file; redirect it into a file first")]
+    #[error("{0}: is no regular file; redirect it into a file first, or pipe it and give `-`")]
     NotAFile(String),
     /// A compression that isn't read.
     #[error("{path}: is {kind}, which isn't read; unpack it with `{command} {path}`")]

@@ -42,7 +42,7 @@ pub(crate) fn command(source: &Source) -> Option<(Vec<String>, bool)> {
             words.extend(["--", pod]);
             false
         }
-        Source::File(_) | Source::Text { .. } => return None,
+        Source::File(_) | Source::StandardInput | Source::Text { .. } => return None,
     };
     Some((words.into_iter().map(str::to_owned).collect(), both))
 }

@@ -18,6 +18,7 @@ use crate::moment::Moment;
 enum Input {
     File(PathBuf),
     Program { words: Vec<String>, both: bool },
+    StandardInput,
     Text { name: String, bytes: Vec<u8> },
 }
 
@@ -83,8 +84,19 @@ impl Stream {
 
     /// Any other source.
     pub fn of(source: &Source, read: &Arc<AtomicU64>) -> Stream {
+        if let Source::Kubernetes { pod, namespace, container, previous: true } = source {
+            let now = Source::Kubernetes {
+                pod: pod.clone(),
+                namespace: namespace.clone(),
+                container: container.clone(),
+                previous: false,
+            };
+            let inputs = [source, &now].into_iter().filter_map(command);
+            return Stream::new(inputs.map(|(words, both)| Input::Program { words, both }).collect(), read);
+        }
         let input = match source {
             Source::File(path) => Input::File(path.clone()),
+            Source::StandardInput => Input::StandardInput,
             Source::Text { name, bytes } => Input::Text { name: name.clone(), bytes: bytes.clone() },
             program => match command(program) {
                 Some((words, both)) => Input::Program { words, both },
@@ -201,6 +213,9 @@ impl Stream {
                     }
                     Err(error) => return Err((name, error)),
                 }
+            }
+            Input::StandardInput => {
+                ("standard input".to_owned(), Box::new(std::io::stdin().lock()), Some(Moment::now()), None)
             }
             Input::Text { name, bytes } => (name, Box::new(Cursor::new(bytes)), None, None),
         };

@@ -139,8 +139,14 @@ impl Judge<'_> {
             let quiet = part == Part::Other || active == Some(false);
             let mut finding = Finding::new(CHECK, "unrecorded-code", if quiet { Severity::Info } else { Severity::Warning },
                 format!("{} in the folders of {distribution} that it did not publish", counted(files.len(), "code file lies", "code files lie")))
-            .detail(format!("{}. Something must import {} for it to matter: a modified file, a plugin, or an engine that lists its folder.",
-                some(&files, 10), if files.len() == 1 { "it" } else { "them" }))
+            .detail(format!("{}. {}", some(&files, 10), if active == Some(false) {
+                format!("{}.", capitalized(&reasons(&files, |path| self.active(path, distribution).reason)))
+            } else {
+                format!(
+                    "Something must import {} for it to matter: a modified file, a plugin, or an engine that lists its folder.",
+                    if files.len() == 1 { "it" } else { "them" }
+                )
+            }))
             .active(active)
             .suggests("modified-package-files", if quiet { 0.3 } else { 2.0 });
             for path in files.iter().take(10) {
@@ -231,4 +237,16 @@ impl Judge<'_> {
             );
         }
     }
+}
+
+/// Why files don't run, each reason once.
+fn reasons(files: &[&str], reason: impl Fn(&str) -> String) -> String {
+    let mut found: Vec<String> = Vec::new();
+    for file in files {
+        let why = reason(file);
+        if !found.contains(&why) && found.len() < 3 {
+            found.push(why);
+        }
+    }
+    found.join("; ")
 }

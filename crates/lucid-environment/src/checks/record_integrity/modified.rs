@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use lucid_findings::{Finding, ProofKind, Severity};
 
-use super::{CHECK, Judge};
+use super::{CHECK, Judge, in_words};
 use crate::checks::{capitalized, counted, duration, grouped, some};
 use crate::integrity::{FileKind, ModifiedFile};
 use crate::served_path::{Active, Part, ServedPath};
@@ -119,7 +119,7 @@ impl Judge<'_> {
             _ => ("modified-code", Severity::Warning),
         };
         let functions: Vec<&str> =
-            file.changes.iter().flat_map(|changes| &changes.functions).map(|f| f.name.as_str()).collect();
+            file.changes.iter().flat_map(|changes| &changes.functions).map(|f| in_words(&f.name)).collect();
         let place = if functions.is_empty() { String::new() } else { format!(" in {}", some(&functions, 4)) };
         let title = match &file.syntax_error {
             Some(error) => format!("{} of {label} was modified and no longer parses: {error}", file.path),
@@ -143,7 +143,14 @@ impl Judge<'_> {
                 counted(changes.removed, "line", "lines")
             )),
             None if file.kind == FileKind::Native => {}
-            None => detail.push_str(" Give the published wheel with --wheel to see what was changed."),
+            None => match &file.no_original {
+                Some(reason) => detail.push_str(&format!(
+                    " The original could not be fetched: {reason}. Give the published wheel with --wheel to see what was changed."
+                )),
+                None => detail.push_str(
+                    " To see what was changed, give the published wheel with --wheel, or let --fetch-originals ask the package index.",
+                ),
+            },
         }
         if file.links > 1 {
             detail.push_str(" The file is linked elsewhere, as uv does from its cache: the cached copy has changed with it.");
