@@ -95,7 +95,7 @@ fn deepen(
     results: &mut [CheckResult],
     has_checkpoint: bool,
 ) {
-    let ranking = causes::rank(findings, examination.subject.symptom);
+    let mut ranking = causes::rank(findings, examination.subject.symptom);
     let Some(first) = ranking.causes.first().filter(|cause| cause.probability < SURE) else { return };
     let Some(deeper) = causes::deeper(&first.id) else { return };
     let registry = checks::registry();
@@ -221,8 +221,12 @@ fn assemble(
 ) -> Report {
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let verdict = verdict(&findings, &checks, &evidence.obstacles, subject.endpoint.is_some());
-    let ranking = causes::rank(&findings, symptom);
+    let mut ranking = causes::rank(&findings, symptom);
     let second = causes::second(&findings, &ranking.causes);
+    // Told once, with the share that it has of the errors that the first leaves.
+    for cause in &mut ranking.causes {
+        cause.also &= second.as_ref().is_none_or(|second| second.id != cause.id);
+    }
     Report {
         schema: SCHEMA,
         lucid: env!("CARGO_PKG_VERSION").to_owned(),

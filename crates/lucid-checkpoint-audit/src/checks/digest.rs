@@ -102,8 +102,9 @@ fn mismatch(bad: &Capped<&FileDigest>, evidence: &CheckpointEvidence, deployment
     let weights = bad.kept.iter().any(|file| file.weights);
     let names: Vec<String> = bad.kept.iter().map(|file| file.name.clone()).collect();
     let title = format!(
-        "{} files are not what they should be: {}",
-        bad.total,
+        "{} not what {} should be: {}",
+        if bad.total == 1 { "1 file is".to_owned() } else { format!("{} files are", bad.total) },
+        if bad.total == 1 { "it" } else { "they" },
         examples(bad, |file| file.name.clone())
     );
     // An edited template or config is a decision; edited weights are damage.
@@ -117,10 +118,10 @@ fn mismatch(bad: &Capped<&FileDigest>, evidence: &CheckpointEvidence, deployment
             digest.as_deref().map_or("unknown".to_owned(), |d| d.chars().take(16).collect())
         };
         let text = format!(
-            "{} bytes with sha256 {}…, expected {} with {}… ({})",
+            "{} bytes with sha256 {}…, expected {}{}… ({})",
             file.bytes,
             short(&file.sha256),
-            file.expected_bytes.map_or("any length".to_owned(), |bytes| format!("{bytes} bytes")),
+            file.expected_bytes.map_or_else(String::new, |bytes| format!("{bytes} bytes with ")),
             short(&file.expected),
             file.source.as_deref().unwrap_or("manifest")
         );
@@ -129,7 +130,8 @@ fn mismatch(bad: &Capped<&FileDigest>, evidence: &CheckpointEvidence, deployment
     finding = finding
         .remedy("Download these files again, then look again.", fetch_again(evidence, deployment, &names));
     if weights {
-        finding.suggests("checkpoint-corrupt", 8.0).suggests("wrong-checkpoint", 2.0)
+        // A proof: that headers and statistics look whole says only that the damage is small.
+        finding.suggests("checkpoint-corrupt", 10.0).suggests("wrong-checkpoint", 2.0)
     } else {
         finding.suggests("wrong-checkpoint", 1.0)
     }

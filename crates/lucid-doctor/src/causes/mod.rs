@@ -1,5 +1,6 @@
 //! Ranks the causes by the findings for and against them.
 
+mod beside;
 mod second;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -96,11 +97,16 @@ fn rank_with(findings: &[Finding], symptom: Option<Symptom>, learned: &[LearnedW
         return Ranking { causes: Vec::new(), something_else: 0.0 };
     }
     scored.sort_by(|a, b| b.score.total_cmp(&a.score));
+    if let Some((first, others)) = scored.split_first_mut() {
+        others
+            .iter_mut()
+            .for_each(|other| other.also = beside::is_fault_beside(&first.cause.id, other.cause, findings));
+    }
     let total = scored.iter().map(|scored| scored.score.exp()).sum::<f64>() + table.something_else.exp();
     let listed = scored
         .into_iter()
         .enumerate()
-        .map(|(place, scored)| (place, scored.asked_for, scored.into_cause(total)))
+        .map(|(place, scored)| (place, scored.asked_for || scored.also, scored.into_cause(total)))
         .filter(|(place, asked_for, cause)| {
             *asked_for || cause.probability >= if *place < 3 { LEAST_OF_THREE } else { LEAST }
         })
@@ -116,6 +122,8 @@ struct Scored<'a> {
     against: Vec<String>,
     /// The symptom is one of those that it can produce.
     asked_for: bool,
+    /// See [`Cause::also`].
+    also: bool,
     /// What the finding that speaks for it the loudest says to do: it names the package or the file.
     remedy: Option<(f64, &'a Remedy)>,
 }
@@ -134,6 +142,7 @@ impl<'a> Scored<'a> {
             supported_by: Vec::new(),
             against: Vec::new(),
             asked_for,
+            also: false,
             remedy: None,
         };
         if symptom.is_some() {
@@ -190,6 +199,7 @@ impl<'a> Scored<'a> {
             title: self.cause.title.clone(),
             probability: self.score.exp() / total,
             benign: self.cause.benign,
+            also: self.also,
             supported_by: self.supported_by,
             against: self.against,
             next_test: self.cause.next_test.clone(),

@@ -44,7 +44,7 @@ pub fn render(report: &Report) -> Result<String, minijinja::Error> {
         "chart": report.divergence.as_ref().map(Chart::new),
         "shares": report.causes.iter().map(|cause| percent(cause.probability)).collect::<Vec<_>>(),
         "second_share": report.second.as_ref().map(|cause| percent(cause.probability)),
-        "unlikely": report.causes.iter().skip(1).filter(|cause| cause.probability < 0.02).collect::<Vec<_>>(),
+        "unlikely": report.causes.iter().skip(1).filter(|cause| cause.probability < 0.02 && !cause.also).collect::<Vec<_>>(),
         "benign": report.causes.iter().all(|cause| cause.benign),
         "something_else": percent(report.something_else),
         "timeline": report.timeline.as_ref().filter(|timeline| !timeline.runs.is_empty()).map(super::timeline::view),

@@ -149,6 +149,9 @@ pub struct Cause {
     pub probability: f64,
     /// Explains what was seen without anything being wrong.
     pub benign: bool,
+    /// Not the likeliest one, and a fault all the same: an error was found that the likeliest doesn't explain.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub also: bool,
     /// Ids of the findings that speak for it.
     #[serde(rename = "for")]
     pub supported_by: Vec<String>,

@@ -163,10 +163,14 @@ impl Page {
         }
         // What the symptom could be as well, and what clears it.
         let unlikely: Vec<&Cause> =
-            report.causes.iter().skip(1).filter(|cause| cause.probability < 0.02).collect();
+            report.causes.iter().skip(1).filter(|cause| cause.probability < 0.02 && !cause.also).collect();
         let (cleared, open): (Vec<&Cause>, Vec<&Cause>) =
             unlikely.into_iter().partition(|cause| !cause.against.is_empty());
-        for (what, causes) in [("argued against: ", cleared), ("nothing speaks for: ", open)] {
+        let (open, weak): (Vec<&Cause>, Vec<&Cause>) =
+            open.into_iter().partition(|cause| cause.supported_by.is_empty());
+        for (what, causes) in
+            [("argued against: ", cleared), ("too little speaks for: ", weak), ("nothing speaks for: ", open)]
+        {
             if !causes.is_empty() {
                 let names: Vec<&str> = causes.iter().map(|cause| cause.id.as_str()).collect();
                 self.wrapped(&format!("          {what}"), &names.join(", "));
@@ -175,11 +179,23 @@ impl Page {
         if let Some(cause) = report.causes.first() {
             self.line("");
             self.wrapped("  What to do: ", &cause.remedy.text);
-            for command in &cause.remedy.commands {
-                let command = self.style.paint("36", &clean(command));
-                self.line(&format!("    $ {command}"));
-            }
+            self.commands(&cause.remedy.commands);
             self.wrapped("  Next test:  ", &cause.next_test);
+        }
+        for cause in report.causes.iter().filter(|cause| cause.also) {
+            self.line("");
+            let title = self.style.bold(&cause.title);
+            self.line(&format!("  Also wrong: {title}  {}", self.style.dim(&cause.id)));
+            self.wrapped("              for      ", &cause.supported_by.join(", "));
+            self.wrapped("  What to do: ", &cause.remedy.text);
+            self.commands(&cause.remedy.commands);
+        }
+    }
+
+    fn commands(&mut self, commands: &[String]) {
+        for command in commands {
+            let command = self.style.paint("36", &clean(command));
+            self.line(&format!("    $ {command}"));
         }
     }
 
@@ -343,9 +359,11 @@ impl Page {
                 })
                 .collect();
             let start = run.first.time.map(|time| format!("{time}  ")).unwrap_or_default();
+            let phases =
+                if parts.is_empty() { String::new() } else { format!("{}: ", parts.join(" \u{2192} ")) };
             self.wrapped(
                 &format!("  run {:<3} {start}", run.number + 1),
-                &format!("{}: {}", parts.join(" \u{2192} "), super::timeline::ending(run)),
+                &format!("{phases}{}", super::timeline::ending(run)),
             );
         }
     }
