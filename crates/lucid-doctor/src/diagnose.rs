@@ -95,7 +95,7 @@ fn deepen(
     results: &mut [CheckResult],
     has_checkpoint: bool,
 ) {
-    let mut ranking = causes::rank(findings, examination.subject.symptom);
+    let ranking = causes::rank(findings, examination.subject.symptom);
     let Some(first) = ranking.causes.first().filter(|cause| cause.probability < SURE) else { return };
     let Some(deeper) = causes::deeper(&first.id) else { return };
     let registry = checks::registry();

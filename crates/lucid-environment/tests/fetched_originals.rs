@@ -26,10 +26,13 @@ struct Server {
     authorization: Option<&'static str>,
 }
 
-/// A running server: its address without a scheme, and the requests that came (path, range).
+/// Requests that came: path and range.
+type Asked = Mutex<Vec<(String, Option<String>)>>;
+
+/// A running server: its address without a scheme, and what it was asked.
 struct Index {
     address: String,
-    asked: Arc<Mutex<Vec<(String, Option<String>)>>>,
+    asked: Arc<Asked>,
 }
 
 impl Server {
@@ -47,11 +50,7 @@ impl Server {
         Index { address, asked }
     }
 
-    fn answer(
-        &self,
-        mut stream: TcpStream,
-        asked: &Mutex<Vec<(String, Option<String>)>>,
-    ) -> std::io::Result<()> {
+    fn answer(&self, mut stream: TcpStream, asked: &Asked) -> std::io::Result<()> {
         let mut headers = BTreeMap::new();
         let mut lines = BufReader::new(stream.try_clone()?).lines();
         let first = lines.next().unwrap_or(Ok(String::new()))?;

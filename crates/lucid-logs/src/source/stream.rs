@@ -18,7 +18,7 @@ use crate::moment::Moment;
 enum Input {
     File(PathBuf),
     Program { words: Vec<String>, both: bool },
-    StandardInput,
+    Piped,
     Text { name: String, bytes: Vec<u8> },
 }
 
@@ -96,7 +96,7 @@ impl Stream {
         }
         let input = match source {
             Source::File(path) => Input::File(path.clone()),
-            Source::StandardInput => Input::StandardInput,
+            Source::StandardInput => Input::Piped,
             Source::Text { name, bytes } => Input::Text { name: name.clone(), bytes: bytes.clone() },
             program => match command(program) {
                 Some((words, both)) => Input::Program { words, both },
@@ -214,7 +214,7 @@ impl Stream {
                     Err(error) => return Err((name, error)),
                 }
             }
-            Input::StandardInput => {
+            Input::Piped => {
                 ("standard input".to_owned(), Box::new(std::io::stdin().lock()), Some(Moment::now()), None)
             }
             Input::Text { name, bytes } => (name, Box::new(Cursor::new(bytes)), None, None),
