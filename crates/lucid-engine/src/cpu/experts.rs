@@ -8,6 +8,7 @@ use super::activations::{input_scale, round_to_nvfp4};
 use super::aligned::Aligned;
 use super::exp::silu;
 use super::matmul::{Inputs, OutputBuffer, Product, multiply};
+use super::recycled::recycled;
 use super::router::{Route, route, weigh_with_bias};
 use super::threads::Threads;
 use super::vectorize::vectorized;
@@ -18,10 +19,12 @@ use crate::weights::{Experts as ExpertWeights, Mlp};
 pub struct Experts {
     /// Whether activations are rounded for NVFP4 weights.
     w4a4: bool,
-    routes: Vec<Vec<Route>>,      // [tokens][experts per token]
-    logits: Aligned<f32>,         // [tokens, experts]
-    by_expert: Vec<Vec<usize>>,   // [experts]: the rows that go there
+    routes: Vec<Vec<Route>>,         // [tokens][experts per token]
+    logits: Aligned<f32>,            // [tokens, experts]
+    by_expert: Vec<Vec<usize>>,      // [experts]: the rows that go there
     places: Vec<usize>, // [tokens, experts per token]: where an expert's output for a token stands in `down`
+    next: Vec<usize>,   // [experts]: where an expert's next visit stands
+    products: Vec<Product<'static>>, // of a round
     gate: Aligned<f32>, // [visits, width]
     up: Aligned<f32>,   // [visits, width]
     down: Aligned<f32>, // [visits, hidden]
@@ -67,7 +70,7 @@ impl Experts {
         }
 
         let (mut gate, mut up) = (OutputBuffer::new(&mut self.gate), OutputBuffer::new(&mut self.up));
-        let mut products = Vec::new();
+        let mut products = recycled(std::mem::take(&mut self.products));
         let mut first = 0;
         for (mlp, rows) in weights.routed.iter().zip(&self.by_expert) {
             if rows.is_empty() {
@@ -97,6 +100,7 @@ impl Experts {
             products.push(shared_product(&shared.up, inputs, tokens, &mut self.shared_up));
         }
         multiply(threads, &products);
+        self.products = recycled(products);
         activate(&mut self.gate, &self.up);
         activate(&mut self.shared_gate, &self.shared_up);
         if self.w4a4 {
@@ -104,7 +108,7 @@ impl Experts {
         }
 
         let mut down = OutputBuffer::new(&mut self.down);
-        let mut products = Vec::new();
+        let mut products = recycled(std::mem::take(&mut self.products));
         let mut first = 0;
         for (mlp, rows) in weights.routed.iter().zip(&self.by_expert) {
             if rows.is_empty() {
@@ -132,6 +136,7 @@ impl Experts {
             None => out.fill(0.0),
         }
         multiply(threads, &products);
+        self.products = recycled(products);
         self.combine(tokens, hidden, out);
     }
 
@@ -209,17 +214,18 @@ impl Experts {
             }
         }
         // An expert's visits stand together, experts in order, rows in order.
-        let mut next: Vec<usize> = Vec::with_capacity(experts);
+        self.next.clear();
         let mut first = 0;
         for rows in &self.by_expert {
-            next.push(first);
+            self.next.push(first);
             first += rows.len();
         }
         self.places.clear();
         for routes in &self.routes[..tokens] {
             for route in routes {
-                self.places.push(next[route.expert]);
-                next[route.expert] += 1;
+                let next = &mut self.next[route.expert];
+                self.places.push(*next);
+                *next += 1;
             }
         }
     }

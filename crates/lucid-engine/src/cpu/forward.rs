@@ -75,6 +75,9 @@ struct Scratch {
     rounded: Aligned<f32>, // [tokens, hidden] or [tokens, Q]: what NVFP4 projections read with W4A4
     experts: ExpertsStep,
     indexer: Indexer,
+    spans: [Vec<Span<'static>>; 2],  // of prompts, of answers
+    runs: Vec<Range<usize>>,         // rows of answers
+    products: Vec<Product<'static>>, // of a round
 }
 
 impl CpuModel {

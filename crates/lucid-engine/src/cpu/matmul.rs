@@ -152,6 +152,8 @@ impl Product<'_> {
 
 // SAFETY: `Outputs` is the only part that isn't Sync by itself; tasks write to disjoint elements (see `multiply`).
 unsafe impl Sync for Product<'_> {}
+// SAFETY: `Outputs` stands for a buffer that is borrowed for it alone.
+unsafe impl Send for Product<'_> {}
 
 /// Computes all products in one round of the threads.
 pub fn multiply(threads: &mut Threads, products: &[Product<'_>]) {

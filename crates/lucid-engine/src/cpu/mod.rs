@@ -13,6 +13,7 @@ mod indexer;
 pub mod kernels;
 mod matmul;
 mod norm;
+mod recycled;
 mod rope;
 mod router;
 mod row;

@@ -1,5 +1,7 @@
 //! The router: which experts a token goes to, and with what weight (DeepSeek-V3, arXiv:2412.19437, §2.1).
 
+use std::cell::RefCell;
+
 use lucid_checkpoint::{MoE, ScoringFunc};
 
 /// One token's choice.
@@ -17,14 +19,37 @@ pub struct Route {
 /// receives `num_experts_per_tok` routes, best first; equal scores go to the lower number. A NaN counts as the lowest
 /// score: it is found in the logits, not here.
 pub fn route(moe: &MoE, logits: &[f32], bias: Option<&[f32]>, routes: &mut Vec<Route>) {
+    BUFFERS.with_borrow_mut(|buffers| choose(moe, logits, bias, buffers, routes));
+}
+
+/// What a choice needs; it grows to the number of experts and stays.
+#[derive(Default)]
+struct Buffers {
+    scores: Vec<f32>,          // [experts]
+    choice: Vec<f32>,          // [experts]
+    groups: Vec<(usize, f32)>, // [groups]: number and value
+}
+
+thread_local! {
+    static BUFFERS: RefCell<Buffers> = RefCell::new(Buffers::default());
+}
+
+fn choose(
+    moe: &MoE,
+    logits: &[f32],
+    bias: Option<&[f32]>,
+    Buffers { scores, choice, groups }: &mut Buffers,
+    routes: &mut Vec<Route>,
+) {
     routes.clear();
-    let scores = scores(moe.scoring_func, logits);
-    let mut choice: Vec<f32> = match bias {
-        Some(bias) => scores.iter().zip(bias).map(|(s, b)| s + b).collect(),
-        None => scores.clone(),
-    };
+    score(moe.scoring_func, logits, scores);
+    choice.clear();
+    match bias {
+        Some(bias) => choice.extend(scores.iter().zip(bias).map(|(s, b)| s + b)),
+        None => choice.extend_from_slice(scores),
+    }
     if moe.n_group > 1 {
-        keep_best_groups(&mut choice, moe.n_group, moe.topk_group, bias.is_some());
+        keep_best_groups(choice, moe.n_group, moe.topk_group, bias.is_some(), groups);
     }
     for _ in 0..moe.num_experts_per_tok {
         let best = choice.iter().enumerate().reduce(better);
@@ -45,7 +70,8 @@ pub fn route(moe: &MoE, logits: &[f32], bias: Option<&[f32]>, routes: &mut Vec<R
 
 /// The mistake of taking the biased score for the weight too (`Plant::RouterBiasInWeights`): the same experts, other weights.
 pub fn weigh_with_bias(moe: &MoE, logits: &[f32], bias: &[f32], routes: &mut [Route]) {
-    let scores = scores(moe.scoring_func, logits);
+    let mut scores = Vec::new();
+    score(moe.scoring_func, logits, &mut scores);
     let biased = |expert: usize| scores[expert] + bias[expert];
     let sum: f32 =
         if moe.norm_topk_prob { routes.iter().map(|route| biased(route.expert)).sum() } else { 1.0 };
@@ -59,14 +85,16 @@ fn better<'a>(best: (usize, &'a f32), next: (usize, &'a f32)) -> (usize, &'a f32
     if next.1 > best.1 || best.1.is_nan() { next } else { best }
 }
 
-fn scores(function: ScoringFunc, logits: &[f32]) -> Vec<f32> {
+/// Turns logits into scores.
+fn score(function: ScoringFunc, logits: &[f32], scores: &mut Vec<f32>) {
+    scores.clear();
     match function {
-        ScoringFunc::Sigmoid => logits.iter().map(|&x| 1.0 / (1.0 + (-x).exp())).collect(),
+        ScoringFunc::Sigmoid => scores.extend(logits.iter().map(|&x| 1.0 / (1.0 + (-x).exp()))),
         ScoringFunc::Softmax => {
             let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let powers: Vec<f32> = logits.iter().map(|&x| (x - highest).exp()).collect();
-            let sum: f32 = powers.iter().sum();
-            powers.into_iter().map(|p| p / sum).collect()
+            scores.extend(logits.iter().map(|&x| (x - highest).exp()));
+            let sum: f32 = scores.iter().sum();
+            scores.iter_mut().for_each(|score| *score /= sum);
         }
     }
 }
@@ -74,7 +102,13 @@ fn scores(function: ScoringFunc, logits: &[f32]) -> Vec<f32> {
 /// Sets the choice scores outside of the best groups to minus infinity: 0 would beat a negative biased score.
 ///
 /// A group counts with the sum of its two best scores (with bias, DeepSeek-V3), or its best one (without, DeepSeek-V2).
-fn keep_best_groups(choice: &mut [f32], groups: usize, keep: usize, two_best: bool) {
+fn keep_best_groups(
+    choice: &mut [f32],
+    groups: usize,
+    keep: usize,
+    two_best: bool,
+    ranked: &mut Vec<(usize, f32)>,
+) {
     let size = choice.len() / groups;
     let value = |group: &[f32]| {
         let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
@@ -87,8 +121,10 @@ fn keep_best_groups(choice: &mut [f32], groups: usize, keep: usize, two_best: bo
         }
         if two_best { first + second } else { first }
     };
-    let mut ranked: Vec<(usize, f32)> = choice.chunks(size).map(value).enumerate().collect();
-    ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    ranked.clear();
+    ranked.extend(choice.chunks(size).map(value).enumerate());
+    // Numbers differ, so an unstable order, which needs no memory, is the same.
+    ranked.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     for &(group, _) in &ranked[keep.min(ranked.len())..] {
         choice[group * size..(group + 1) * size].fill(f32::NEG_INFINITY);
     }

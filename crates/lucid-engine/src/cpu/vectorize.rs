@@ -20,17 +20,12 @@ macro_rules! vectorized {
                 fn avx2($($argument: $type),*) $(-> $result)? {
                     plain($($argument),*)
                 }
-                if is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512dq")
-                {
-                    // SAFETY: the features were found.
-                    return unsafe { avx512($($argument),*) };
-                }
-                if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                    // SAFETY: the features were found.
-                    return unsafe { avx2($($argument),*) };
+                match $crate::cpu::unit::Unit::best() {
+                    // SAFETY: the processor has the unit.
+                    $crate::cpu::unit::Unit::Avx512 => return unsafe { avx512($($argument),*) },
+                    // SAFETY: the processor has the unit.
+                    $crate::cpu::unit::Unit::Avx2 => return unsafe { avx2($($argument),*) },
+                    $crate::cpu::unit::Unit::Plain => {}
                 }
             }
             plain($($argument),*)

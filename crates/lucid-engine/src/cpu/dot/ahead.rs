@@ -1,35 +1,47 @@
-//! Fetches the rows that will most likely be multiplied next, a little with every tile.
+//! Fetches weights before they are multiplied: those further on in a tile's own rows, or the next panel's.
 //!
-//! A tile of few tokens takes less time than a line of the third cache needs to arrive, so what the next tile needs is too late to ask
-//! for. The next panel is a whole panel's time away, and its lines are spread over all tiles of this one.
+//! A tile of few tokens waits for its weights, so it asks for its successor's. With more tokens a tile takes less time than its
+//! successor's lines need from the third cache; but the next panel is a whole panel's time away, and its lines are spread over all tiles
+//! of this one.
 
 use std::arch::x86_64::*;
 
+use super::layouts::Layout;
 use crate::cpu::row::{Rows, Stored};
 
-/// What is left to fetch.
+/// Up to so many tokens, tiles fetch what comes next in their own rows, however short they are.
+const FEW_TOKENS: usize = 3;
+
+/// Rows so long that the hardware foresees their next bytes, and that a panel of them leaves the first cache before its turn comes:
+/// tiles fetch this far ahead in them, whatever the number of tokens (AVX-512, rows of 7168 and 4 tokens: 41 against 26 GMAC/s).
+const LONG_ROWS: usize = 2048;
+
+/// The next panel's lines that are left to fetch.
 pub(super) struct Ahead {
     at: *const u8,
     lines: usize,
     lines_per_tile: usize,
+    own: bool,
 }
 
 impl Ahead {
-    /// Nothing.
-    pub(super) fn nothing() -> Ahead {
-        Ahead { at: std::ptr::null(), lines: 0, lines_per_tile: 0 }
-    }
-
-    /// As many bytes as `rows` have, behind them: the matrix' next panel, if there is one. `tiles` share the work.
-    pub(super) fn of(rows: &Rows<'_>, tiles: usize) -> Ahead {
-        let bytes = match rows.stored {
+    /// For `rows` against `tokens`: as many bytes as `rows` have, behind them, are the matrix' next panel, if there is one. `tiles`
+    /// share the work.
+    pub(super) fn of(rows: &Rows<'_>, tokens: usize, tiles: usize) -> Ahead {
+        let bytes: &[u8] = match rows.stored {
             Stored::F16(bytes) | Stored::Bf16(bytes) | Stored::F8E4m3(bytes) => bytes,
             Stored::Nvfp4 { codes, .. } => codes,
             // Few weights are f32, and packed blocks take longer to decode than to fetch.
-            Stored::F32(_) | Stored::Decoded { .. } => return Ahead::nothing(),
+            Stored::F32(_) | Stored::Decoded { .. } => &[],
         };
-        let lines = bytes.len().div_ceil(64);
-        Ahead { at: bytes.as_ptr_range().end, lines, lines_per_tile: lines.div_ceil(tiles.max(1)) }
+        let own = tokens <= FEW_TOKENS || bytes.len() > LONG_ROWS * rows.count;
+        let lines = if own { 0 } else { bytes.len().div_ceil(64) };
+        Ahead { at: bytes.as_ptr_range().end, lines, lines_per_tile: lines.div_ceil(tiles.max(1)), own }
+    }
+
+    /// Whether tiles fetch in their own rows, and not the next panel.
+    pub(super) fn own(&self) -> bool {
+        self.own
     }
 
     /// A tile's part of it.
@@ -42,5 +54,44 @@ impl Ahead {
         }
         self.at = self.at.wrapping_add(64 * now);
         self.lines -= now;
+    }
+}
+
+/// How a tile fetches in its own rows.
+#[derive(Clone, Copy)]
+pub(super) struct Own {
+    distance: usize,
+    mask: usize,
+}
+
+impl Own {
+    /// For tiles of `tile_rows` rows.
+    pub(super) fn of<L: Layout>(load: L, cols: usize, tile_rows: usize) -> Own {
+        let row_bytes = load.row_bytes();
+        // A line of the cache is 2, 4 or 8 blocks of 16 columns: once is enough.
+        let line = match row_bytes {
+            bytes if bytes >= 2 * cols => 2,
+            bytes if bytes >= cols => 4,
+            _ => 8,
+        };
+        Own {
+            distance: if row_bytes > LONG_ROWS { LONG_ROWS } else { tile_rows * row_bytes },
+            mask: line - 1,
+        }
+    }
+
+    /// Whether to, at this block of sixteen columns.
+    #[inline]
+    pub(super) fn now(self, block: usize) -> bool {
+        block & self.mask == 0
+    }
+
+    /// What comes some way after a row's `block`.
+    #[inline]
+    pub(super) fn fetch<L: Layout>(self, load: L, block: usize) {
+        if let Some(at) = load.fetch(block) {
+            // SAFETY: a prefetch reads nothing and never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(self.distance).cast()) };
+        }
     }
 }

@@ -27,6 +27,10 @@ mod number_blocks;
 #[cfg(target_arch = "x86_64")]
 mod packed;
 #[cfg(target_arch = "x86_64")]
+mod panels;
+#[cfg(target_arch = "x86_64")]
+mod sums_avx2;
+#[cfg(target_arch = "x86_64")]
 mod sums_avx512;
 #[cfg(target_arch = "x86_64")]
 mod super_blocks;
@@ -94,7 +98,6 @@ pub(super) fn sum_lanes(l: [f32; LANES]) -> f32 {
 }
 
 /// The products of all `rows` with `tokens` vectors; `x(t)` gives a vector of at least `rows.cols` values.
-///
 ///
 /// # Safety
 /// `target` is valid for writes at every row and token, and nobody else touches these places meanwhile.

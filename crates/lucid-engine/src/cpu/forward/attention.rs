@@ -13,6 +13,7 @@ use crate::cpu::expanded;
 use crate::cpu::indexer::{self, attend_chosen};
 use crate::cpu::matmul::{Inputs, OutputBuffer, Product, multiply};
 use crate::cpu::norm::rms_norm_in_place;
+use crate::cpu::recycled::recycled;
 use crate::kv_cache::PAGE_TOKENS;
 use crate::plant::Attended;
 use crate::weights::{Attention, Query};
@@ -38,15 +39,17 @@ impl CpuModel {
         let attended = attended.as_deref().unwrap_or(spans);
         // On the tile unit the absorbed form is the faster one for prompts too; chosen entries are attended to as they are.
         let expands = !self.threads.tiles() && self.part.indexer.is_none();
-        let pieces = || attended.iter().flat_map(|span| span.split(expands));
-        let of = |prompts| pieces().filter(move |(is_prompt, _)| *is_prompt == prompts).map(|(_, span)| span);
-        let (prompts, answers): (Vec<Span<'_>>, Vec<Span<'_>>) = (of(true).collect(), of(false).collect());
+        let [mut prompts, mut answers] = std::mem::take(&mut self.scratch.spans).map(recycled);
+        for (is_prompt, span) in attended.iter().flat_map(|span| span.split(expands)) {
+            if is_prompt { prompts.push(span) } else { answers.push(span) }
+        }
         if !prompts.is_empty() {
             self.attend_prompts(layer, weights, &prompts, &cache.latent);
         }
         if !answers.is_empty() {
             self.attend_answers(layer, weights, tokens, &answers, &cache.latent);
         }
+        self.scratch.spans = [prompts, answers].map(recycled);
         self.project_heads(layer, weights, tokens);
     }
 
@@ -182,12 +185,15 @@ impl CpuModel {
         let (threads, s) = (&mut self.threads, &mut self.scratch);
         s.absorbed.resize(tokens * heads * width, 0.0);
         s.latent.resize(tokens * heads * latent, 0.0);
-        let runs = runs(answers);
+        runs(answers, &mut s.runs);
+        let mut products = recycled(std::mem::take(&mut s.products));
 
         let keys = |h: usize| h * latent..(h + 1) * latent;
         let (from, to) = ((&s.query[..], head), (&mut s.absorbed[..], width));
-        multiply(threads, &by_heads(&weights.k_b_transposed, keys, heads, &runs, from, to));
-        for rows in &runs {
+        by_heads(&weights.k_b_transposed, keys, heads, &s.runs, from, to, &mut products);
+        multiply(threads, &products);
+        let mut products = recycled(products);
+        for rows in &s.runs {
             let range = rows.start * heads..rows.end * heads;
             let absorbed = s.absorbed[range.start * width..range.end * width].chunks_exact_mut(width);
             let queries = s.query[range.start * head..range.end * head].chunks_exact(head);
@@ -207,7 +213,9 @@ impl CpuModel {
 
         let values = |h: usize| h * (nope + value) + nope..(h + 1) * (nope + value);
         let (from, to) = ((&s.latent[..], latent), (&mut s.heads[..], value));
-        multiply(threads, &by_heads(&weights.kv_b, values, heads, &runs, from, to));
+        by_heads(&weights.kv_b, values, heads, &s.runs, from, to, &mut products);
+        multiply(threads, &products);
+        s.products = recycled(products);
     }
 
     /// From `heads` to `output`.
@@ -233,10 +241,10 @@ fn by_heads<'a>(
     runs: &[Range<usize>],
     from: (&'a [f32], usize),
     to: (&'a mut [f32], usize),
-) -> Vec<Product<'a>> {
+    products: &mut Vec<Product<'a>>,
+) {
     let ((values, from), (out, to)) = (from, to);
     let mut out = OutputBuffer::new(out);
-    let mut products = Vec::with_capacity(runs.len() * heads);
     for run in runs {
         for h in 0..heads {
             let (first, count, rows) = (run.start * heads + h, run.len(), rows(h));
@@ -246,19 +254,17 @@ fn by_heads<'a>(
             products.push(Product { weight, rows, inputs, count, outputs });
         }
     }
-    products
 }
 
-/// The rows of `spans`, neighbours joined.
-fn runs(spans: &[Span<'_>]) -> Vec<Range<usize>> {
-    let mut runs: Vec<Range<usize>> = Vec::new();
+/// Fills `runs` with the rows of `spans`, neighbours joined.
+fn runs(spans: &[Span<'_>], runs: &mut Vec<Range<usize>>) {
+    runs.clear();
     for span in spans {
         match runs.last_mut() {
             Some(run) if run.end == span.row => run.end += span.count,
             _ => runs.push(span.row..span.row + span.count),
         }
     }
-    runs
 }
 
 /// `values`, rounded to NVFP4, in `buffer`.

@@ -8,6 +8,8 @@ mod avx2;
 mod avx512;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 use super::cache::Entries;
 use super::unit::Unit;

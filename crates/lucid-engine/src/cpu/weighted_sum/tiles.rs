@@ -1,0 +1,85 @@
+//! Tiles of queries by columns, written once for both vector units.
+//!
+//! A macro, because a generic function has the vector features of no unit: `load` would be called instead of inlined.
+
+/// Defines `columns`, all queries by `C` vectors of columns, and `tile`, some queries by as many, whose running sums stay in registers
+/// while the entries pass. `queries` lists how many queries a tile may have, all numbers up to the most.
+macro_rules! tiles {
+    (
+        features: $features:literal,
+        lanes: $lanes:literal,
+        zero: $zero:ident, load: $load:ident, store: $store:ident, broadcast: $broadcast:ident, multiply_add: $multiply_add:ident,
+        queries: { $($queries:literal)* },
+    ) => {
+        use super::{PAGE_TOKENS, Shape};
+        use crate::cpu::unroll::unroll;
+
+        /// All queries by `C` vectors of columns, in groups of about equal size, at most `most` queries each.
+        ///
+        /// # Safety
+        /// As [`weighted_sum`]; the columns exist, and `queries` has `most`.
+        #[inline]
+        #[target_feature(enable = $features)]
+        unsafe fn columns<V: Load, const C: usize>(
+            most: usize,
+            column: usize,
+            (queries, entries, cols): Shape,
+            weights: &[f32],
+            values: &[V],
+            stride: usize,
+            sums: &mut [f32],
+        ) {
+            let mut q = 0;
+            for group in (1..=queries.div_ceil(most)).rev() {
+                let width = (queries - q).div_ceil(group);
+                // SAFETY: queries `q..` and the columns exist; features as promised by the caller.
+                unsafe {
+                    let weights = weights.as_ptr().add(q * PAGE_TOKENS);
+                    let values = values.as_ptr().add(column);
+                    let sums = sums.as_mut_ptr().add(q * cols + column);
+                    match width {
+                        $( $queries => tile::<V, $queries, C>(weights, values, stride, entries, sums, cols), )*
+                        _ => unreachable!("{width} of {queries} queries in a group"),
+                    }
+                }
+                q += width;
+            }
+        }
+
+        /// `Q` queries by `C` vectors of columns.
+        ///
+        /// # Safety
+        /// The CPU has the unit; all of it is inside the buffers.
+        #[inline]
+        #[target_feature(enable = $features)]
+        unsafe fn tile<V: Load, const Q: usize, const C: usize>(
+            weights: *const f32,
+            values: *const V,
+            stride: usize,
+            entries: usize,
+            sums: *mut f32,
+            cols: usize,
+        ) {
+            // SAFETY: promised by the caller.
+            unsafe {
+                let mut acc = [[$zero(); C]; Q];
+                unroll!(I < Q, at most 12 => {
+                    unroll!(J < C => { acc[I][J] = $load(sums.add(I * cols + $lanes * J)); });
+                });
+                for j in 0..entries {
+                    let mut value = [$zero(); C];
+                    unroll!(J < C => { value[J] = V::load(values.add(j * stride + $lanes * J)); });
+                    unroll!(I < Q, at most 12 => {
+                        let weight = $broadcast(*weights.add(I * PAGE_TOKENS + j));
+                        unroll!(J < C => { acc[I][J] = $multiply_add(weight, value[J], acc[I][J]); });
+                    });
+                }
+                unroll!(I < Q, at most 12 => {
+                    unroll!(J < C => { $store(sums.add(I * cols + $lanes * J), acc[I][J]); });
+                });
+            }
+        }
+    };
+}
+
+pub(super) use tiles;
