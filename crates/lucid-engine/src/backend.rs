@@ -214,14 +214,20 @@ impl Backend {
             Backend::Cpu(ranks) => {
                 // There is always one; all have the same hidden states and routes.
                 let Some((first, others)) = ranks.split_first_mut() else { return Ok(()) };
+                let here = || match observer {
+                    Some(observer) => first.forward(tokens, spans, observer),
+                    None => first.forward(tokens, spans, &mut ()),
+                };
+                if others.is_empty() {
+                    // A scope takes memory.
+                    here();
+                    return Ok(());
+                }
                 std::thread::scope(|scope| {
                     for rank in others {
                         scope.spawn(|| rank.forward(tokens, spans, &mut ()));
                     }
-                    match observer {
-                        Some(observer) => first.forward(tokens, spans, observer),
-                        None => first.forward(tokens, spans, &mut ()),
-                    }
+                    here();
                 });
             }
             Backend::Cuda(ranks) => {

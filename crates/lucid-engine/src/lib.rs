@@ -15,6 +15,7 @@ mod logprobs;
 mod parallel;
 mod plant;
 mod prefix_cache;
+mod recycled;
 mod request;
 mod sampler;
 mod scheduler;

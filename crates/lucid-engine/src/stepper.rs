@@ -14,6 +14,7 @@ use crate::choice::Choice;
 use crate::cpu::Span;
 use crate::engine::{RequestId, Stats};
 use crate::logprobs::{all_finite, log_softmax, token_logprobs};
+use crate::recycled::recycled;
 use crate::request::{Event, Finish, Request, TokenLogprobs};
 use crate::sampler::Sampler;
 use crate::scheduler::{Scheduler, Work};
@@ -133,6 +134,10 @@ pub struct Stepper {
     /// Source of seeds for requests without one.
     entropy: RandomState,
     plan: Vec<Work>,
+    tokens: Vec<TokenId>,
+    spans: Vec<Span<'static>>,
+    /// Rows of a step after which a token is drawn here.
+    rows: Vec<usize>,
     /// For each sequence that draws in this step, in the order of the plan.
     next: Vec<Next>,
     /// The rows of those that draw here.
@@ -162,6 +167,9 @@ impl Stepper {
             prefix_cache,
             entropy: RandomState::new(),
             plan: Vec::new(),
+            tokens: Vec::new(),
+            spans: Vec::new(),
+            rows: Vec::new(),
             next: Vec::new(),
             next_logits: Vec::new(),
             sinks: HashMap::new(),
@@ -303,7 +311,9 @@ impl Stepper {
     /// All sequences at once: the output matrix is the largest of the model, and is read once. Where the device can draw, only those
     /// get their logits who want more than a token.
     fn compute_next(&mut self, plan: &[Work]) -> Result<(), Error> {
-        let (mut drawing, mut rows) = (Vec::new(), Vec::new());
+        let mut drawing = Vec::new();
+        let mut rows = std::mem::take(&mut self.rows);
+        rows.clear();
         let can_draw = self.model.can_draw();
         self.next.clear();
         let mut next_row = 0;
@@ -326,6 +336,7 @@ impl Stepper {
             }
         }
         self.model.logits(&rows, &mut self.next_logits)?;
+        self.rows = rows;
         if !drawing.is_empty() {
             let mut drawn = self.model.draw(&drawing)?.into_iter();
             for next in &mut self.next {
@@ -338,8 +349,9 @@ impl Stepper {
     }
 
     fn forward(&mut self, plan: &[Work]) -> Result<(), Error> {
-        let mut tokens = Vec::new();
-        let mut spans = Vec::new();
+        let mut tokens = std::mem::take(&mut self.tokens);
+        tokens.clear();
+        let mut spans = recycled(std::mem::take(&mut self.spans));
         for work in plan {
             let sequence = &self.scheduler.running()[work.running];
             let row = tokens.len();
@@ -352,7 +364,9 @@ impl Stepper {
                 prompt: sequence.prompt,
             });
         }
-        self.model.forward(&tokens, &spans, None::<&mut ()>)
+        self.model.forward(&tokens, &spans, None::<&mut ()>)?;
+        (self.tokens, self.spans) = (tokens, recycled(spans));
+        Ok(())
     }
 
     /// Scores the prompt tokens that follow the computed ones, if the request wants that.

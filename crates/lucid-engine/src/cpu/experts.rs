@@ -8,10 +8,10 @@ use super::activations::{input_scale, round_to_nvfp4};
 use super::aligned::Aligned;
 use super::exp::silu;
 use super::matmul::{Inputs, OutputBuffer, Product, multiply};
-use super::recycled::recycled;
 use super::router::{Route, route, weigh_with_bias};
 use super::threads::Threads;
 use super::vectorize::vectorized;
+use crate::recycled::recycled;
 use crate::weights::{Experts as ExpertWeights, Mlp};
 
 /// Buffers of the feed-forward half; they grow to the largest step and stay.

@@ -13,7 +13,6 @@ mod indexer;
 pub mod kernels;
 mod matmul;
 mod norm;
-mod recycled;
 mod rope;
 mod router;
 mod row;

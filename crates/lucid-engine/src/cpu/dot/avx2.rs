@@ -107,17 +107,22 @@ unsafe fn both_halves<L: Load, const R: usize, const T: usize, const FETCH: bool
     let (mut low, mut high) = ([[zero; T]; R], [[zero; T]; R]);
     // SAFETY: the rows and vectors have these blocks.
     unsafe {
-        for block in 0..blocks {
-            if FETCH && own.now(block) {
-                unroll!(ROW < R => { own.fetch(loads[ROW], block); });
-            }
-            unroll!(TOKEN < T => {
-                let x = xs[TOKEN].add(block * BLOCK);
-                let x = [_mm256_loadu_ps(x), _mm256_loadu_ps(x.add(8))];
-                unroll!(ROW < R => {
-                    let weights = loads[ROW].load(block);
-                    low[ROW][TOKEN] = _mm256_fmadd_ps(weights[0], x[0], low[ROW][TOKEN]);
-                    high[ROW][TOKEN] = _mm256_fmadd_ps(weights[1], x[1], high[ROW][TOKEN]);
+        let steps = const { if T == 1 { L::STEPS } else { 1 } };
+        debug_assert_eq!(blocks % steps, 0, "rows of whole blocks");
+        for step in 0..blocks / steps {
+            unroll!(STEP < const { if T == 1 { L::STEPS } else { 1 } } => {
+                let block = step * steps + STEP;
+                if FETCH && own.now(block) {
+                    unroll!(ROW < R => { own.fetch(loads[ROW], block); });
+                }
+                unroll!(TOKEN < T => {
+                    let x = xs[TOKEN].add(block * BLOCK);
+                    let x = [_mm256_loadu_ps(x), _mm256_loadu_ps(x.add(8))];
+                    unroll!(ROW < R => {
+                        let weights = loads[ROW].load(block);
+                        low[ROW][TOKEN] = _mm256_fmadd_ps(weights[0], x[0], low[ROW][TOKEN]);
+                        high[ROW][TOKEN] = _mm256_fmadd_ps(weights[1], x[1], high[ROW][TOKEN]);
+                    });
                 });
             });
         }

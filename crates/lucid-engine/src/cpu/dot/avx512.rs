@@ -50,16 +50,21 @@ unsafe fn tile<L: Load, const R: usize, const T: usize, const FETCH: bool>(
     // SAFETY: rows `0..R`; blocks are inside `cols`, which every row and vector has.
     unsafe {
         unroll!(ROW < R => { loads[ROW] = load.skip(ROW); });
-        for block in 0..blocks {
-            let mut weights = [_mm512_setzero_ps(); R];
-            unroll!(ROW < R => { weights[ROW] = loads[ROW].load(block); });
-            if FETCH && own.now(block) {
-                unroll!(ROW < R => { own.fetch(loads[ROW], block); });
-            }
-            unroll!(TOKEN < T => {
-                let x = _mm512_loadu_ps(xs[TOKEN].add(block * BLOCK));
-                unroll!(ROW < R => {
-                    sums[ROW][TOKEN] = _mm512_fmadd_ps(weights[ROW], x, sums[ROW][TOKEN]);
+        let steps = const { if T == 1 { L::STEPS } else { 1 } };
+        debug_assert_eq!(blocks % steps, 0, "rows of whole blocks");
+        for step in 0..blocks / steps {
+            unroll!(STEP < const { if T == 1 { L::STEPS } else { 1 } } => {
+                let block = step * steps + STEP;
+                let mut weights = [_mm512_setzero_ps(); R];
+                unroll!(ROW < R => { weights[ROW] = loads[ROW].load(block); });
+                if FETCH && own.now(block) {
+                    unroll!(ROW < R => { own.fetch(loads[ROW], block); });
+                }
+                unroll!(TOKEN < T => {
+                    let x = _mm512_loadu_ps(xs[TOKEN].add(block * BLOCK));
+                    unroll!(ROW < R => {
+                        sums[ROW][TOKEN] = _mm512_fmadd_ps(weights[ROW], x, sums[ROW][TOKEN]);
+                    });
                 });
             });
         }

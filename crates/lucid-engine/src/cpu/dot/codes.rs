@@ -9,6 +9,8 @@ use super::layouts_avx512;
 pub(super) trait Codes: Copy {
     /// Whether a minimum is taken off.
     const MINIMA: bool = false;
+    /// See [`Layout::STEPS`](super::layouts::Layout::STEPS).
+    const STEPS: usize = 1;
     /// About how many bytes sixteen columns take.
     const BYTES: usize;
 

@@ -5,6 +5,10 @@ use crate::cpu::row::BLOCK;
 
 /// Some rows of equal length.
 pub(super) trait Layout: Copy {
+    /// Blocks of sixteen columns that a tile of one token takes in one step: what they share (a scale, the bytes that their codes stand
+    /// in) is read once then, and the places of their bits are constants. Rows have a multiple of as many.
+    const STEPS: usize = 1;
+
     /// The same, `rows` rows further on.
     ///
     /// # Safety

@@ -340,6 +340,8 @@ impl<B: Block> Blocks<B> {
 }
 
 impl<B: Block> Layout for Blocks<B> {
+    const STEPS: usize = B::SIXTEENS;
+
     #[inline]
     unsafe fn skip(self, rows: usize) -> Self {
         // SAFETY: inside the rows, as the caller promises.

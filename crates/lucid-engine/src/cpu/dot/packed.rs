@@ -34,6 +34,8 @@ pub(super) struct Grouped<C> {
 }
 
 impl<C: Codes> Layout for Grouped<C> {
+    const STEPS: usize = C::STEPS;
+
     #[inline]
     unsafe fn skip(self, rows: usize) -> Self {
         // SAFETY: inside the rows, as the caller promises.
@@ -160,6 +162,8 @@ pub(super) unsafe fn packed(rows: &Rows<'_>, scales: &mut Vec<f32>) -> Option<Pa
             }
             // No other type has a scale beside its blocks.
             Packed::Gguf { block, scale, .. } if *scale != 1.0 && *block != BlockType::NVFP4 => None,
+            // Tiles take whole blocks.
+            Packed::Gguf { block, .. } if !cols.is_multiple_of(block.elements()) => None,
             Packed::Gguf { block, bytes, scale } => {
                 let row_bytes = cols / block.elements() * block.bytes();
                 let bytes = &bytes[first_row * row_bytes..(first_row + rows.count) * row_bytes];

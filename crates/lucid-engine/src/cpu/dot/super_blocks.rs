@@ -40,6 +40,7 @@ pub(super) trait SuperBlock: Copy {
 
 impl<B: SuperBlock> Codes for B {
     const MINIMA: bool = B::MINIMA;
+    const STEPS: usize = 8;
     const BYTES: usize = B::BYTES / SIXTEENS;
 
     #[inline]

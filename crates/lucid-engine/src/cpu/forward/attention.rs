@@ -13,9 +13,9 @@ use crate::cpu::expanded;
 use crate::cpu::indexer::{self, attend_chosen};
 use crate::cpu::matmul::{Inputs, OutputBuffer, Product, multiply};
 use crate::cpu::norm::rms_norm_in_place;
-use crate::cpu::recycled::recycled;
 use crate::kv_cache::PAGE_TOKENS;
 use crate::plant::Attended;
+use crate::recycled::recycled;
 use crate::weights::{Attention, Query};
 
 impl CpuModel {
