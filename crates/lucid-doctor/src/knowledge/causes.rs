@@ -115,6 +115,10 @@ mod tests {
         ids.sort_unstable();
         ids.dedup();
         assert_eq!(ids.len(), causes.causes.len(), "ids are unique");
+        for hang in &causes.hangs {
+            let check = hang.split('/').next().unwrap();
+            assert!(crate::checks::registry().iter().any(|known| known.id() == check), "no check {check}");
+        }
         for cause in &causes.causes {
             assert!(!cause.explains.is_empty(), "{}: what does it look like?", cause.id);
             assert!(
