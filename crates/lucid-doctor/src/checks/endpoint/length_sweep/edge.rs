@@ -28,12 +28,17 @@ pub(super) struct Distance {
     /// Of a server that declares an arithmetic that the reference has: share of the tokens beyond rounding, and mean of the tokens'
     /// largest |Δ log-probability|, nats.
     pub(super) rounding: Option<(f64, f64)>,
+    /// The same server's first token is beyond rounding. It is computed with the prompt; where only the last layer is wrong there, nothing
+    /// after it is.
+    pub(super) first_is_beyond: bool,
 }
 
 impl Trial {
     pub(super) fn is_wrong(&self) -> bool {
         match self.distance {
-            Some(Distance { rounding: Some((beyond, _)), .. }) => beyond > FEW_BEYOND,
+            Some(Distance { rounding: Some((beyond, _)), first_is_beyond, .. }) => {
+                beyond > FEW_BEYOND || first_is_beyond
+            }
             Some(Distance { kl, .. }) => kl > WRONG,
             None => !self.found,
         }
@@ -105,7 +110,7 @@ pub(super) mod tests {
     /// By length, the share of the tokens beyond rounding, and how far they are.
     fn compared(list: &[(usize, f64, f64)]) -> Vec<Trial> {
         let trial = |&(tokens, beyond, gap): &(usize, f64, f64)| Trial {
-            distance: Some(Distance { kl: gap * gap, rounding: Some((beyond, gap)) }),
+            distance: Some(Distance { kl: gap * gap, rounding: Some((beyond, gap)), first_is_beyond: false }),
             ..trials(&[(tokens, true)]).remove(0)
         };
         list.iter().map(trial).collect()
@@ -133,6 +138,13 @@ pub(super) mod tests {
         assert_eq!(edge(&compared(&honest)), None);
         let garbage = [(55, 0.05, 4e-4), (82, 0.025, 3e-4), (247, 1.0, 0.3), (274, 1.0, 0.5)];
         assert_eq!(edge(&compared(&garbage)), Some((82, 247)));
+        let mut first_alone =
+            compared(&[(55, 0.0, 1e-9), (82, 0.0, 1e-9), (247, 0.025, 4e-3), (274, 0.025, 5e-3)]);
+        assert_eq!(edge(&first_alone), None);
+        for distance in first_alone.iter_mut().skip(2).filter_map(|trial| trial.distance.as_mut()) {
+            distance.first_is_beyond = true;
+        }
+        assert_eq!(edge(&first_alone), Some((82, 247)));
     }
 
     #[test]

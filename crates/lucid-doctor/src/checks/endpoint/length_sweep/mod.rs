@@ -11,7 +11,7 @@ use edge::{Distance, Trial, controls, edge, is_reproduced};
 
 use super::requests::{Needle, greedy, needle_prompt};
 use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
-use crate::evidence::{Examination, Observation, Observed, PromptScore, compare};
+use crate::evidence::{Examination, Observation, Observed, PositionScore, PromptScore, compare};
 use crate::report::html::nats;
 use crate::report::{Finding, ProbeTable, ProofKind, Severity};
 use crate::statistics::Random;
@@ -117,6 +117,7 @@ impl Sweep {
         let distance = score.map(|score| Distance {
             kl: score.mean_kl(),
             rounding: exact.then(|| (score.beyond(), mean_gap(&score))),
+            first_is_beyond: exact && score.positions.first().is_some_and(PositionScore::is_beyond),
         });
         let tokens = if sample.prompt_tokens > 0 { sample.prompt_tokens as usize } else { length };
         self.trials.push(Trial {
