@@ -1,0 +1,203 @@
+//! A model comes to the GPUs.
+
+use std::panic::resume_unwind;
+
+use lucid_checkpoint::Config;
+
+use super::scratch::Scratch;
+use super::{CudaModel, LOGIT_ROWS};
+use crate::backend::Load;
+use crate::cpu::softmax_scale;
+use crate::cuda::attention::{PartialSums, Shape};
+use crate::cuda::cache::LatentCache;
+use crate::cuda::compile::Sizes;
+use crate::cuda::driver::{Gpu, Pinned};
+use crate::cuda::expanded::Expanded;
+use crate::cuda::experts::ExpertBuffers;
+use crate::cuda::graph::Graphs;
+use crate::cuda::indexer::Indexer;
+use crate::cuda::kernels::Kernels;
+use crate::cuda::packing::Room;
+use crate::cuda::ranks::{Place, Ranks, Seat};
+use crate::cuda::rope::upload_angles;
+use crate::cuda::router::Routes;
+use crate::cuda::sampling::Draws;
+use crate::cuda::step::StepInputs;
+use crate::cuda::weights::{FeedForward, Weights};
+use crate::kv_cache::PAGE_TOKENS;
+use crate::parallel::{Rank, Shard, shard_config};
+use crate::{Error, Semantics};
+
+impl CudaModel {
+    /// Loads a model on the GPUs from `ordinal` on, one a rank.
+    ///
+    /// # Errors
+    /// When there is no such GPU or no compiler, the checkpoint is incomplete or unsupported, the weights don't fit or can't be
+    /// dealt out, or the GPUs can't reach each other.
+    pub fn load(load: &Load<'_>, ordinal: usize) -> Result<Vec<CudaModel>, Error> {
+        let config = &load.config()?;
+        if let Some(planted) = load.semantics.plant.filter(|planted| planted.needs_cpu(config)) {
+            return Err(Error::Unsupported {
+                what: format!("the planted fault {} on a GPU", planted.plant),
+                hint: "plant it on the CPU",
+            });
+        }
+        check_supported(config)?;
+        let semantics = Semantics::new(config, load.semantics).on_gpu(load.semantics)?;
+        let sizes = Sizes {
+            latent: config.kv_lora_rank,
+            rope: config.qk_rope_head_dim,
+            terms: semantics.mode.terms(),
+        };
+        let mut opened = Vec::new();
+        for rank in Rank::all(load.ranks) {
+            let gpu = Gpu::open(ordinal + rank.number())?;
+            // The first compiles, the others find the program in the cache.
+            let kernels = Kernels::load(&gpu, sizes)?;
+            opened.push((rank, gpu, kernels));
+        }
+        for (rank, gpu, _) in &opened {
+            for (other, peer, _) in opened.iter().filter(|(other, ..)| other != rank) {
+                debug_assert_ne!(rank, other);
+                gpu.reach(peer)?;
+            }
+        }
+        let mut seats = Vec::new();
+        if load.ranks > 1 {
+            for (_, gpu, _) in &opened {
+                gpu.make_current()?;
+                seats.push(Seat::new(gpu, load.max_step_tokens * config.hidden_size)?);
+            }
+        }
+        let places: Vec<Place> = seats.iter().map(Seat::place).collect();
+        let mut seats = seats.into_iter();
+        let host = load.weights()?;
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = opened
+                .into_iter()
+                .map(|(rank, gpu, kernels)| {
+                    let (host, places, semantics) = (&host, places.clone(), semantics.clone());
+                    let seat = seats.next();
+                    scope.spawn(move || {
+                        gpu.make_current()?;
+                        let ranks = match seat {
+                            Some(seat) => Ranks::new(rank, seat, places)?,
+                            None => Ranks::ALONE,
+                        };
+                        let tied = config.tie_word_embeddings;
+                        let (shard, told) =
+                            (Shard::new(config, rank), load.progress.filter(|_| rank.number() == 0));
+                        let weights = Weights::upload(&gpu, &kernels, host, tied, shard, told)?;
+                        let sizes = (load.positions, load.max_step_tokens);
+                        CudaModel::assemble(
+                            gpu,
+                            kernels,
+                            config.clone(),
+                            semantics,
+                            weights,
+                            sizes,
+                            rank,
+                            ranks,
+                        )
+                    })
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+                .collect()
+        })
+    }
+
+    /// A model from weights that are on the GPU already, for sequences of up to `positions` tokens and steps of up to
+    /// `max_tokens`.
+    #[allow(clippy::too_many_arguments)] // What a model is made of.
+    pub(in crate::cuda) fn assemble(
+        gpu: Gpu,
+        kernels: Kernels,
+        config: Config,
+        semantics: Semantics,
+        weights: Weights,
+        (positions, max_tokens): (usize, usize),
+        rank: Rank,
+        ranks: Ranks,
+    ) -> Result<CudaModel, Error> {
+        let vocabulary = Shard::new(&config, rank).vocabulary();
+        let (whole, config) = (config.clone(), shard_config(&config, rank)?);
+        let (latent, rope) = (config.kv_lora_rank, config.qk_rope_head_dim);
+        let joined = weights.layers.iter().any(|layer| match &layer.feed_forward {
+            FeedForward::Experts(experts) => experts.shared_joined,
+            FeedForward::Dense(_) => false,
+        });
+        let shape = Shape {
+            heads: config.num_attention_heads,
+            nope: config.qk_nope_head_dim,
+            latent,
+            rope,
+            scale: softmax_scale(&whole),
+            mode: semantics.mode,
+        };
+        let moe = config.moe.as_ref();
+        let per_token = moe.map_or(0, |moe| moe.num_experts_per_tok);
+        let widest = moe.map_or(0, |moe| moe.moe_intermediate_size * moe.n_shared_experts.max(per_token + 1));
+        // A dense block has one visit a token, experts one for each route and one for the shared expert.
+        let (visits, width) =
+            ((per_token + 1) * max_tokens, widest.max(config.intermediate_size).div_ceil(per_token + 1));
+        let heads = config.num_attention_heads;
+        let columns =
+            [config.hidden_size, config.q_lora_rank.unwrap_or(0), heads * latent, heads * config.v_head_dim];
+        let room = Room {
+            // At least a page, for attention.
+            tokens: max_tokens.max(PAGE_TOKENS),
+            columns: columns.into_iter().max().unwrap_or(0),
+            visits,
+            visit_columns: config.hidden_size.max(width),
+            slots: moe.map_or(0, |moe| moe.n_routed_experts) + 1,
+        };
+        Ok(CudaModel {
+            graphs: Graphs::new(&gpu),
+            cache: LatentCache::new(&gpu, &config, 0, semantics.mode)?,
+            step: StepInputs::new(&gpu, max_tokens, 0)?,
+            logit_rows: Pinned::new(&gpu, LOGIT_ROWS)?,
+            draws: Draws::new(&gpu, LOGIT_ROWS)?,
+            scratch: Scratch::new(&gpu, &config, kernels.terms, max_tokens)?,
+            partial: PartialSums::new(&gpu, shape, positions)?,
+            // Prompts that choose their tokens take the absorbed form.
+            expanded: match weights
+                .layers
+                .first()
+                .filter(|_| whole.indexer.is_none())
+                .map(|layer| &layer.attention.kv_b)
+            {
+                Some(kv_b) => Expanded::new(&gpu, &kernels, shape, config.v_head_dim, kv_b, positions)?,
+                None => None,
+            },
+            routes: moe.map(|moe| Routes::new(&gpu, moe, joined, max_tokens)).transpose()?,
+            indexer: Indexer::new(&gpu, &whole, kernels.terms, positions, max_tokens)?,
+            experts: ExpertBuffers::new(&gpu, &kernels, room, width, config.hidden_size)?,
+            angles: upload_angles(&gpu, &whole, positions)?,
+            weights,
+            kernels,
+            shape,
+            max_tokens,
+            semantics,
+            vocabulary,
+            value: config.v_head_dim,
+            ranks,
+            config: whole,
+            gpu,
+        })
+    }
+}
+
+fn check_supported(config: &Config) -> Result<(), Error> {
+    let (latent, rope) = (config.kv_lora_rank, config.qk_rope_head_dim);
+    // A block holds two pages in shared memory.
+    if !latent.is_multiple_of(64) || !rope.is_multiple_of(64) || latent > 512 || rope > 64 {
+        return Err(Error::Unsupported {
+            what: format!("attention with kv_lora_rank {latent} and qk_rope_head_dim {rope}, on a GPU,"),
+            hint: "multiples of 64 up to 512 and 64 are, and the processor takes any",
+        });
+    }
+    Ok(())
+}
