@@ -145,11 +145,19 @@ fn serving_mode_is_close_to_the_reference() {
 /// Before anything is asked of a GPU, so also where there is none.
 #[test]
 fn a_gpu_refuses_what_it_has_no_kernels_for() {
-    let (checkpoint, _folder) = Tiny::new("glm-5").checkpoint();
-    let refused = Scorer::on(Device::Cuda(0), &checkpoint, &semantics(Mode::Serving), None);
-    let error = refused.err().unwrap().to_string();
-    for part in ["GlmMoeDsaForCausalLM", "sparse-attention indexer", "GPU", "--device cpu"] {
-        assert!(error.contains(part), "{part} is not in: {error}");
+    let wide = |config: &mut serde_json::Map<_, _>, _: &mut Vec<_>| {
+        config.insert("index_head_dim".into(), json!(144));
+    };
+    let refused = [
+        (Tiny::new("glm-5").checkpoint(), ["kv_lora_rank 48", "qk_rope_head_dim 8"]),
+        (Tiny::new("deepseek-v3.2-wide").checkpoint_with(wide), ["index_head_dim 144", "up to 128"]),
+    ];
+    for ((checkpoint, _folder), parts) in refused {
+        let refused = Scorer::on(Device::Cuda(0), &checkpoint, &semantics(Mode::Serving), None);
+        let error = refused.err().unwrap().to_string();
+        for part in parts.iter().chain(&["on a GPU", "the processor takes any"]) {
+            assert!(error.contains(part), "{part} is not in: {error}");
+        }
     }
 }
 

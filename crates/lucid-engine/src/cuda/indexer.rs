@@ -114,10 +114,25 @@ pub struct Indexer {
 }
 
 impl Indexer {
+    /// Whether there are kernels for a model's indexer, if it has one.
+    ///
+    /// # Errors
+    /// When its heads are wider than the kernels take.
+    pub fn check(config: &Config) -> Result<(), Error> {
+        let width = config.indexer.as_ref().map_or(0, |rules| rules.index_head_dim);
+        if width > MOST_WIDTH || !width.is_multiple_of(16) {
+            return Err(Error::Unsupported {
+                what: format!("index_head_dim {width}, on a GPU,"),
+                hint: "multiples of 16 up to 128 are, and the processor takes any",
+            });
+        }
+        Ok(())
+    }
+
     /// For steps of up to `tokens` tokens of sequences of up to `positions`; `None` for models that attend to everything.
     ///
     /// # Errors
-    /// When the memory is missing, or a head is wider than the kernels take.
+    /// When the memory is missing.
     pub fn new(
         gpu: &Gpu,
         config: &Config,
@@ -127,12 +142,6 @@ impl Indexer {
     ) -> Result<Option<Indexer>, Error> {
         let (Some(rules), Some(rank)) = (&config.indexer, config.q_lora_rank) else { return Ok(None) };
         let (heads, width) = (rules.index_n_heads, rules.index_head_dim);
-        if width > MOST_WIDTH || !width.is_multiple_of(16) {
-            return Err(Error::Unsupported {
-                what: format!("index_head_dim {width}, on a GPU,"),
-                hint: "multiples of 16 up to 128 are, and the processor takes any",
-            });
-        }
         let pages = positions.div_ceil(PAGE_TOKENS).next_power_of_two();
         let f32s = |count: usize| gpu.allocate(4 * count);
         Ok(Some(Indexer {

@@ -199,5 +199,5 @@ fn check_supported(config: &Config) -> Result<(), Error> {
             hint: "multiples of 64 up to 512 and 64 are, and the processor takes any",
         });
     }
-    Ok(())
+    Indexer::check(config)
 }
