@@ -105,6 +105,12 @@ impl Check for Hypotheses {
         if (wrong || claim.is_none()) && !tried.is_settled() {
             search(examination, &mut tried, deadline, &known)?;
         }
+        // What differs in answers alone may be a mistake of decoding in another strength than the usual one.
+        if inexact && !wrong && !tried.is_settled() {
+            search(examination, &mut tried, deadline, &|plant| {
+                known(plant) && plant.is_some_and(Plant::is_of_decoding)
+            })?;
+        }
         // What fits may be one strength of a wider mistake, whose own strength is near it.
         let wider: Vec<Plant> = tried.wider();
         if !wider.is_empty() {
