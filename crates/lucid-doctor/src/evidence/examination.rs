@@ -129,9 +129,7 @@ impl Examination<'_> {
         let number = self.keep(reply.exchange);
         match &reply.outcome {
             Err(Error::Timeout { .. }) => self.evidence.timeouts += 1,
-            Err(error @ (Error::Broken { .. } | Error::Status { status: 500.., .. })) => {
-                self.evidence.failures.push((number, error.to_string()));
-            }
+            Err(error) if is_failure(error) => self.evidence.failures.push((number, error.to_string())),
             _ => {}
         }
         (number, reply.outcome)
@@ -193,5 +191,31 @@ impl Examination<'_> {
             outcome.map(|answer| Sample::new(&answer, &exchange, number)).map_err(|error| error.to_string())
         };
         Ok(replies.into_iter().map(read).collect())
+    }
+}
+
+/// Whether the server failed a call. What it says it has not got (501: llama-server's `/metrics`, unless it was asked for) is no failure.
+fn is_failure(error: &Error) -> bool {
+    match error {
+        Error::Broken { .. } => true,
+        Error::Status { status, .. } => *status >= 500 && *status != 501,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_server_has_not_got_is_no_failure() {
+        let error = |status| Error::Status {
+            url: "http://127.0.0.1:8200/metrics".into(),
+            status,
+            message: "This server does not support metrics endpoint. Start it with `--metrics`".into(),
+            param: None,
+        };
+        assert!([404, 405, 429, 501].into_iter().all(|status| !is_failure(&error(status))));
+        assert!([500, 502, 503].into_iter().all(|status| is_failure(&error(status))));
     }
 }
