@@ -123,11 +123,12 @@ fn memory_grows_with_requests() {
     request["max_tokens"] = json!(1);
     fixture::post(&server, CHAT, &request);
     let before = resident();
-    for _ in 0..48 {
+    // The other tests' servers live in this process too: they come and go with up to some 140 MB, so what is planted has to be more.
+    for _ in 0..300 {
         fixture::post(&server, CHAT, &request);
     }
     // A megabyte each.
-    assert!(resident() - before > 40e6, "{before} → {}", resident());
+    assert!(resident() - before > 150e6, "{before} → {}", resident());
 }
 
 #[test]
