@@ -12,7 +12,7 @@ use std::sync::mpsc::channel;
 
 use lucid_checkpoint::{Checkpoint, TokenId};
 use lucid_engine::{
-    Device, Engine, EngineOptions, Event, Finish, Mode, Observer, Request, Sampling, Scorer, SemanticsOptions,
+    Device, Engine, EngineOptions, Event, Finish, Mode, Observer, Request, Scorer, SemanticsOptions,
 };
 use serde_json::json;
 use tiny::Tiny;
@@ -98,28 +98,6 @@ fn what_glm_does_otherwise_is_as_on_the_processor() {
     assert!(difference < TOLERANCE, "a log-probability is off by {difference}");
 }
 
-/// Prompts below and above the limit, some with a common beginning of two pages; greedy and sampled.
-fn requests(tiny: &Tiny) -> Vec<Request> {
-    let tokens = &tiny.tokens;
-    let prompts = [
-        tokens[..9].to_vec(),
-        tokens[..140].to_vec(),
-        [&tokens[..128], &tokens[3..9]].concat(),
-        tokens[20..80].to_vec(),
-        [&tokens[..128], &tokens[40..60]].concat(),
-        tokens[25..150].to_vec(),
-    ];
-    let request = |(i, prompt): (usize, Vec<TokenId>)| Request {
-        prompt,
-        max_tokens: 20,
-        logprobs: Some(3),
-        prompt_logprobs: (i == 3).then_some(1),
-        sampling: Sampling { temperature: (i % 2) as f32, seed: Some(i as u64), ..Sampling::default() },
-        ..Request::default()
-    };
-    prompts.into_iter().enumerate().map(request).collect()
-}
-
 /// Each request's events, but for how much of its prompt was in the cache: that depends on who was there before.
 fn run(engine: &Engine, requests: &[Request]) -> Vec<Vec<Event>> {
     let (send, receive) = channel();
@@ -156,7 +134,7 @@ fn the_same_bits_in_any_company_and_chunk() {
         Ok(engine) => engine,
         Err(error) => return skip(&error),
     };
-    let requests = requests(&tiny);
+    let requests = tiny.requests();
     let alone: Vec<Vec<Event>> =
         requests.iter().map(|request| run(&cold, std::slice::from_ref(request)).remove(0)).collect();
     assert_eq!(run(&cold, &requests), alone);

@@ -7,8 +7,7 @@ mod tiny;
 
 use std::sync::mpsc::{Receiver, channel};
 
-use lucid_checkpoint::TokenId;
-use lucid_engine::{Engine, EngineOptions, Event, Finish, LoadFormat, Request, Sampling};
+use lucid_engine::{Engine, EngineOptions, Event, Finish, LoadFormat, Request};
 use tiny::Tiny;
 
 fn submit(engine: &Engine, request: Request) -> Receiver<Event> {
@@ -29,34 +28,12 @@ fn collect(events: Receiver<Event>) -> (Vec<Event>, usize) {
     (events, cached)
 }
 
-/// Prompts below and above the limit, some with a common beginning of two pages; greedy and sampled.
-fn requests(tiny: &Tiny) -> Vec<Request> {
-    let tokens = &tiny.tokens;
-    let prompts = [
-        tokens[..9].to_vec(),
-        tokens[..140].to_vec(),
-        [&tokens[..128], &tokens[3..9]].concat(),
-        tokens[20..80].to_vec(),
-        [&tokens[..128], &tokens[40..60]].concat(),
-        tokens[25..150].to_vec(),
-    ];
-    let request = |(i, prompt): (usize, Vec<TokenId>)| Request {
-        prompt,
-        max_tokens: 20,
-        logprobs: Some(3),
-        prompt_logprobs: (i == 3).then_some(1),
-        sampling: Sampling { temperature: (i % 2) as f32, seed: Some(i as u64), ..Sampling::default() },
-        ..Request::default()
-    };
-    prompts.into_iter().enumerate().map(request).collect()
-}
-
 fn alone(tiny: &Tiny, engine: &Engine) -> Vec<(Vec<Event>, usize)> {
-    requests(tiny).into_iter().map(|request| collect(submit(engine, request))).collect()
+    tiny.requests().into_iter().map(|request| collect(submit(engine, request))).collect()
 }
 
 fn together(tiny: &Tiny, engine: &Engine) -> Vec<Vec<Event>> {
-    let running: Vec<_> = requests(tiny).into_iter().map(|request| submit(engine, request)).collect();
+    let running: Vec<_> = tiny.requests().into_iter().map(|request| submit(engine, request)).collect();
     running.into_iter().map(|events| collect(events).0).collect()
 }
 

@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use lucid_checkpoint::{Checkpoint, Files, TokenId};
+use lucid_engine::{Request, Sampling};
 use serde_json::{Map, Value, json};
 
 pub const NAMES: [&str; 4] = ["deepseek-v3.2", "deepseek-v3.2-wide", "glm-5", "glm-5.2"];
@@ -100,6 +101,28 @@ impl Tiny {
             }
         };
         self.bits(name, shape.iter().product()).map(value).collect()
+    }
+
+    /// Prompts below and above the limit, some with a common beginning of two pages; greedy and sampled.
+    pub fn requests(&self) -> Vec<Request> {
+        let tokens = &self.tokens;
+        let prompts = [
+            tokens[..9].to_vec(),
+            tokens[..140].to_vec(),
+            [&tokens[..128], &tokens[3..9]].concat(),
+            tokens[20..80].to_vec(),
+            [&tokens[..128], &tokens[40..60]].concat(),
+            tokens[25..150].to_vec(),
+        ];
+        let request = |(i, prompt): (usize, Vec<TokenId>)| Request {
+            prompt,
+            max_tokens: 20,
+            logprobs: Some(3),
+            prompt_logprobs: (i == 3).then_some(1),
+            sampling: Sampling { temperature: (i % 2) as f32, seed: Some(i as u64), ..Sampling::default() },
+            ..Request::default()
+        };
+        prompts.into_iter().enumerate().map(request).collect()
     }
 
     /// Writes a checkpoint folder; `change` sees the config and may add tensors, named with their shapes.
