@@ -9,8 +9,10 @@ use lucid_checkpoint::{Checkpoint, Config, TokenId};
 
 use crate::choice::Choice;
 use crate::cpu::{Cache, CpuModel, Observer, Span, Unit};
-use crate::cuda::CudaModel;
+use crate::cuda::{CudaModel, MOST_LISTED};
+use crate::logprobs;
 use crate::parallel::{Collective, Meeting, Rank};
+use crate::request::TokenLogprobs;
 use crate::weights::Weights;
 use crate::{Error, Semantics, SemanticsOptions};
 
@@ -109,6 +111,23 @@ impl FromStr for Device {
         })
     }
 }
+
+/// Rows of logits that are in the host's memory at a time: 16 of Kimi's are 10 MB.
+const LOGIT_ROWS: usize = 16;
+
+/// A draw from a row of the last step.
+#[derive(Clone, Copy, Debug)]
+pub struct Drawing {
+    /// The row.
+    pub row: usize,
+    /// How to draw.
+    pub choice: Choice,
+    /// So many likeliest tokens beside the drawn one's log-probability; `None` wants neither.
+    pub top: Option<usize>,
+}
+
+/// A token, and its log-probabilities if they were wanted.
+pub type Drawn = (TokenId, Option<TokenLogprobs>);
 
 /// A model and its cache on a device.
 pub enum Backend {
@@ -270,12 +289,14 @@ impl Backend {
         matches!(self, Backend::Cuda(_))
     }
 
-    /// Whether [`Backend::draw`] can be used.
+    /// Whether [`Backend::draw`] can be used, for tokens with so many likeliest ones beside them.
     #[must_use]
-    pub fn can_draw(&self) -> bool {
+    pub fn can_draw(&self, top: Option<usize>) -> bool {
         match self {
             Backend::Cpu(_) => false,
-            Backend::Cuda(ranks) => ranks.iter().all(CudaModel::can_draw),
+            Backend::Cuda(ranks) => {
+                ranks.iter().all(CudaModel::can_draw) && top.is_none_or(|top| top <= MOST_LISTED)
+            }
         }
     }
 
@@ -284,7 +305,7 @@ impl Backend {
     ///
     /// # Errors
     /// When the GPU fails, or this is a processor.
-    pub fn draw(&mut self, rows: &[(usize, Choice)]) -> Result<Vec<Option<TokenId>>, Error> {
+    pub fn draw(&mut self, rows: &[Drawing]) -> Result<Vec<Option<Drawn>>, Error> {
         match self {
             Backend::Cuda(ranks) => CudaModel::draw(ranks, rows),
             Backend::Cpu(_) => Err(Error::Unsupported {
@@ -292,6 +313,31 @@ impl Backend {
                 hint: "ask for the logits",
             }),
         }
+    }
+
+    /// The entries of a token at each of some rows of the last step, with the `top` likeliest ones; `None` where a logit is not finite.
+    ///
+    /// # Errors
+    /// When the GPU fails.
+    pub fn score(
+        &mut self,
+        rows: &[(usize, TokenId)],
+        top: usize,
+    ) -> Result<Vec<Option<TokenLogprobs>>, Error> {
+        if self.can_draw(Some(top))
+            && let Backend::Cuda(ranks) = self
+        {
+            return CudaModel::score(ranks, rows, top);
+        }
+        let vocab = self.config().vocab_size;
+        let (mut all, mut logits) = (Vec::with_capacity(rows.len()), Vec::new());
+        for rows in rows.chunks(LOGIT_ROWS) {
+            let (places, tokens): (Vec<usize>, Vec<TokenId>) = rows.iter().copied().unzip();
+            self.logits(&places, &mut logits)?;
+            let entries = logits.chunks_exact(vocab).zip(tokens);
+            all.extend(entries.map(|(logits, token)| logprobs::score(logits, token, top).ok()));
+        }
+        Ok(all)
     }
 
     /// Logits `[rows, vocab_size]` of some rows of the last step.

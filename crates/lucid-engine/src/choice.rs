@@ -8,7 +8,7 @@ use crate::cpu::exp;
 use crate::logprobs::highest;
 
 /// The weight of the likeliest token.
-const ONE: f32 = (1u64 << 40) as f32;
+pub const ONE: f32 = (1u64 << 40) as f32;
 
 /// How one token is drawn. `Choice` of `sample.cu`.
 #[derive(Clone, Copy, Debug, PartialEq)]

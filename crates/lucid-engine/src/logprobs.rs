@@ -2,6 +2,8 @@
 
 use lucid_checkpoint::TokenId;
 
+use crate::choice::ONE;
+use crate::cpu::exp;
 use crate::request::{Candidate, TokenLogprobs};
 
 /// A logit was NaN or infinite.
@@ -30,21 +32,52 @@ pub fn highest(values: &[f32]) -> f32 {
     lanes.iter().chain(tail).fold(f32::NEG_INFINITY, |lane, &x| higher(lane, x))
 }
 
-/// Replaces logits by natural log-probabilities, in place. The sum runs in f64, in order.
-///
-/// # Errors
-/// When a logit is NaN or infinite; the values are then unchanged.
-pub fn log_softmax(logits: &mut [f32]) -> Result<(), NotFinite> {
+/// What is subtracted from logits to get log-probabilities: the highest logit, and the logarithm of the sum of all weights. `total` is
+/// that sum in [`ONE`]ths of the highest one's weight, whole numbers as in `choice.rs`: they have no order, so a GPU gets the same bits. What is cut off
+/// is below 1.5e-7 for the largest vocabulary.
+#[must_use]
+pub fn shift(highest: f32, total: u64) -> f64 {
+    f64::from(highest) + (total as f64 / f64::from(ONE)).ln()
+}
+
+/// The natural log-probability of a logit.
+#[must_use]
+pub fn logprob(logit: f32, shift: f64) -> f32 {
+    (f64::from(logit) - shift) as f32
+}
+
+fn shift_of(logits: &[f32]) -> Result<f64, NotFinite> {
     if !all_finite(logits) {
         return Err(NotFinite);
     }
     let highest = highest(logits);
-    let sum: f64 = logits.iter().map(|&x| f64::from((x - highest).exp())).sum();
-    let shift = f64::from(highest) + sum.ln();
+    Ok(shift(highest, logits.iter().map(|&logit| (exp(logit - highest) * ONE) as u64).sum()))
+}
+
+/// Replaces logits by natural log-probabilities, in place.
+///
+/// # Errors
+/// When a logit is NaN or infinite; the values are then unchanged.
+pub fn log_softmax(logits: &mut [f32]) -> Result<(), NotFinite> {
+    let shift = shift_of(logits)?;
     for x in logits {
-        *x = (f64::from(*x) - shift) as f32;
+        *x = logprob(*x, shift);
     }
     Ok(())
+}
+
+/// The entry for `token` under `logits` `[vocab_size]`, with the `top` most likely tokens beside it. Ranks and order are those of the
+/// logits, of which some may have the same log-probability.
+///
+/// # Errors
+/// When a logit is NaN or infinite.
+pub fn score(logits: &[f32], token: TokenId, top: usize) -> Result<TokenLogprobs, NotFinite> {
+    let shift = shift_of(logits)?;
+    let mut entry = token_logprobs(logits, token, top);
+    for candidate in entry.top.iter_mut().chain([&mut entry.token]) {
+        candidate.logprob = logprob(candidate.logprob, shift);
+    }
+    Ok(entry)
 }
 
 /// The entry for `token` under `logprobs` `[vocab_size]`, with the `top` most likely tokens beside it.
@@ -93,6 +126,29 @@ mod tests {
         assert_eq!(highest(&values), values.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         assert_eq!(highest(&values[3..9]), values[3..9].iter().copied().fold(f32::NEG_INFINITY, f32::max));
         assert_eq!(highest(&[]), f32::NEG_INFINITY);
+    }
+
+    #[test]
+    fn an_entry_has_the_log_probabilities_of_the_whole_distribution() {
+        let logits: Vec<f32> = (0..1_000).map(|i| (i as f32 * 0.37).sin() * 9.0).collect();
+        let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
+        let mut logprobs = logits.clone();
+        log_softmax(&mut logprobs).unwrap();
+        for token in [0, 1, 500, 999] {
+            let entry = score(&logits, TokenId(token), 5).unwrap();
+            assert_eq!(entry.token.logprob, logprobs[token as usize]);
+            assert!(
+                (f64::from(entry.token.logprob) - (f64::from(logits[token as usize]) - sum.ln())).abs()
+                    < 1e-6
+            );
+            assert_eq!(entry, token_logprobs(&logprobs, TokenId(token), 5));
+        }
+        // Two logits that rounding makes one log-probability keep their order.
+        let near = [0.0f32, 1e-8, 3e-8, 18.0];
+        let entry = score(&near, TokenId(1), 4).unwrap();
+        assert_eq!((entry.token.rank, entry.top[1].id, entry.top[3].id), (3, TokenId(2), TokenId(0)));
+        assert_eq!(entry.top[1].logprob, entry.top[3].logprob);
+        assert_eq!(score(&[0.0, f32::NAN], TokenId(0), 1), Err(NotFinite));
     }
 
     #[test]

@@ -9,18 +9,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use lucid_checkpoint::TokenId;
 
 use crate::Error;
-use crate::backend::Backend;
+use crate::backend::{Backend, Drawing, Drawn};
 use crate::choice::Choice;
 use crate::cpu::Span;
 use crate::engine::{RequestId, Stats};
-use crate::logprobs::{all_finite, log_softmax, token_logprobs};
+use crate::logprobs::{all_finite, score};
 use crate::recycled::recycled;
 use crate::request::{Event, Finish, Request, TokenLogprobs};
 use crate::sampler::Sampler;
 use crate::scheduler::{Scheduler, Work};
-
-/// Rows of logits that are in memory at a time: 16 of Kimi's are 10 MB.
-const LOGIT_ROWS: usize = 16;
 
 /// What other threads ask of the engine.
 pub enum Command {
@@ -87,26 +84,20 @@ struct Active {
 }
 
 impl Active {
-    /// Whether nothing is asked of the next logits but a token.
-    fn wants_tokens_alone(&self) -> bool {
-        self.max_tokens > 0 && self.request.logprobs.is_none()
-    }
-
     /// The next draw, if it is from the logits as they are.
     fn choice(&mut self) -> Option<Choice> {
         if forbidden(&self.request, self.generated).is_empty() { self.sampler.plain() } else { None }
     }
 
     /// Draws from finite `logits` `[vocab_size]`, which are changed.
-    fn draw(&mut self, logits: &mut [f32], logprobs: &mut Vec<f32>) -> (TokenId, Option<TokenLogprobs>) {
+    fn draw(&mut self, logits: &mut [f32], raw: &mut Vec<f32>) -> Drawn {
         if self.request.logprobs.is_some() {
-            logprobs.clear();
-            logprobs.extend_from_slice(logits);
-            // Finite, as was just seen.
-            let _ = log_softmax(logprobs);
+            raw.clear();
+            raw.extend_from_slice(logits);
         }
         let token = self.sampler.draw(logits, forbidden(&self.request, self.generated));
-        (token, self.request.logprobs.map(|top| token_logprobs(logprobs, token, top)))
+        // Finite, as was seen.
+        (token, self.request.logprobs.and_then(|top| score(raw, token, top).ok()))
     }
 }
 
@@ -117,8 +108,10 @@ fn forbidden(request: &Request, generated: usize) -> &[TokenId] {
 
 /// What a sequence's next token comes from.
 enum Next {
+    /// Nothing is drawn: only the prompt was asked for.
+    Nothing,
     /// Drawn on the GPU; `None` where a logit was not finite.
-    Drawn(Option<TokenId>),
+    Drawn(Option<Drawn>),
     /// A row of the logits that came to the host.
     Logits(usize),
 }
@@ -146,8 +139,8 @@ pub struct Stepper {
     sinks: HashMap<RequestId, Sink>,
     /// Events that nobody was told yet: while a GPU computes a step, those of the last one are handed out.
     outbox: Vec<(RequestId, Event)>,
-    logits: Vec<f32>,
-    logprobs: Vec<f32>,
+    /// Of one sequence, before bias and penalties.
+    raw_logits: Vec<f32>,
 }
 
 impl Stepper {
@@ -174,8 +167,7 @@ impl Stepper {
             next_logits: Vec::new(),
             sinks: HashMap::new(),
             outbox: Vec::new(),
-            logits: Vec::new(),
-            logprobs: Vec::new(),
+            raw_logits: Vec::new(),
         }
     }
 
@@ -308,13 +300,12 @@ impl Stepper {
         sequence.computed == sequence.tokens.len()
     }
 
-    /// All sequences at once: the output matrix is the largest of the model, and is read once. Where the device can draw, only those
-    /// get their logits who want more than a token.
+    /// All sequences at once: the output matrix is the largest of the model, and is read once. Where the device can draw, logits come to
+    /// the host only for those whose draw changes them.
     fn compute_next(&mut self, plan: &[Work]) -> Result<(), Error> {
         let mut drawing = Vec::new();
         let mut rows = std::mem::take(&mut self.rows);
         rows.clear();
-        let can_draw = self.model.can_draw();
         self.next.clear();
         let mut next_row = 0;
         for work in plan {
@@ -323,15 +314,20 @@ impl Stepper {
                 continue;
             }
             let id = self.scheduler.running()[work.running].id;
-            let choice = self.active.get_mut(&id).filter(|active| can_draw && active.wants_tokens_alone());
-            match choice.and_then(Active::choice) {
+            let (row, active) = (next_row - 1, self.active.get_mut(&id));
+            if active.as_ref().is_some_and(|active| active.max_tokens == 0) {
+                self.next.push(Next::Nothing);
+                continue;
+            }
+            let top = active.as_ref().and_then(|active| active.request.logprobs);
+            match active.filter(|_| self.model.can_draw(top)).and_then(Active::choice) {
                 Some(choice) => {
                     self.next.push(Next::Drawn(None));
-                    drawing.push((next_row - 1, choice));
+                    drawing.push(Drawing { row, choice, top });
                 }
                 None => {
                     self.next.push(Next::Logits(rows.len()));
-                    rows.push(next_row - 1);
+                    rows.push(row);
                 }
             }
         }
@@ -340,8 +336,8 @@ impl Stepper {
         if !drawing.is_empty() {
             let mut drawn = self.model.draw(&drawing)?.into_iter();
             for next in &mut self.next {
-                if let Next::Drawn(token) = next {
-                    *token = drawn.next().flatten();
+                if let Next::Drawn(one) = next {
+                    *one = drawn.next().flatten();
                 }
             }
         }
@@ -386,18 +382,14 @@ impl Stepper {
         if active.prompt_sent || wanted.is_empty() {
             return Ok(());
         }
-        let rows: Vec<usize> = wanted.clone().map(|next| first_row + next - 1 - work.first).collect();
-        let mut next = wanted.start;
-        for rows in rows.chunks(LOGIT_ROWS) {
-            self.model.logits(rows, &mut self.logits)?;
-            for logits in self.logits.chunks_exact_mut(self.model.config().vocab_size) {
-                if log_softmax(logits).is_err() {
-                    finished.push((sequence.id, not_finite(&self.shared, sequence.id, next - 1)));
-                    return Ok(());
-                }
-                active.prompt_logprobs.push(Some(token_logprobs(logits, prompt[next], top)));
-                next += 1;
+        let rows: Vec<(usize, TokenId)> =
+            wanted.clone().map(|next| (first_row + next - 1 - work.first, prompt[next])).collect();
+        for (entry, next) in self.model.score(&rows, top)?.into_iter().zip(wanted) {
+            if entry.is_none() {
+                finished.push((sequence.id, not_finite(&self.shared, sequence.id, next - 1)));
+                return Ok(());
             }
+            active.prompt_logprobs.push(entry);
         }
         Ok(())
     }
@@ -425,11 +417,13 @@ impl Stepper {
             return finished.push((id, Finish::Length));
         }
         let vocab = self.model.config().vocab_size;
-        let drawn = match self.next[drawing] {
-            Next::Drawn(token) => token.map(|token| (token, None)),
+        let drawn = match std::mem::replace(&mut self.next[drawing], Next::Nothing) {
+            // Who wants no token was told above.
+            Next::Nothing => return,
+            Next::Drawn(drawn) => drawn,
             Next::Logits(row) => {
                 let logits = &mut self.next_logits[row * vocab..(row + 1) * vocab];
-                all_finite(logits).then(|| active.draw(logits, &mut self.logprobs))
+                all_finite(logits).then(|| active.draw(logits, &mut self.raw_logits))
             }
         };
         let Some((token, logprobs)) = drawn else {

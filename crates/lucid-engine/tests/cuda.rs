@@ -226,9 +226,12 @@ fn batches_and_chunks_dont_change_a_bit() {
     }
 }
 
-/// What the GPU draws is what the host draws from the logits that it reads where somebody wants log-probabilities too.
+/// What the GPU draws is what the host draws, and log-probabilities have the same bits: the host reads whole logits where more likeliest tokens are
+/// wanted than the GPU lists.
 #[test]
 fn draws_dont_depend_on_who_draws() {
+    const HERE: usize = 5;
+    const ON_HOST: usize = 40;
     let prompts = prompts();
     for ranks in [1, 2] {
         let options = EngineOptions { device: GPU, ranks, ..EngineOptions::default() };
@@ -257,18 +260,27 @@ fn draws_dont_depend_on_who_draws() {
                         ..Sampling::default()
                     },
                     logprobs,
+                    prompt_logprobs: logprobs,
                     ..Request::default()
                 })
                 .collect()
         };
-        let mixed: Vec<Request> = asked(None).into_iter().chain(asked(Some(1))).collect();
-        let tokens = |requests: &[Request]| -> Vec<Vec<TokenId>> {
-            generate(&engine, requests).into_iter().map(|answer| answer.tokens).collect()
+        let mixed: Vec<Request> = [None, Some(HERE), Some(ON_HOST)].into_iter().flat_map(asked).collect();
+        let answers = |requests: &[Request]| -> (Vec<Vec<TokenId>>, Vec<Vec<u32>>) {
+            generate(&engine, requests).into_iter().map(|answer| (answer.tokens, answer.logprobs)).unzip()
         };
-        let (on_gpu, on_host, together) = (tokens(&asked(None)), tokens(&asked(Some(1))), tokens(&mixed));
-        assert_eq!(on_gpu, on_host, "{ranks} ranks");
-        assert_eq!(on_gpu, together[..40], "{ranks} ranks");
-        assert_eq!(on_gpu, together[40..], "{ranks} ranks");
+        let (on_gpu, _) = answers(&asked(None));
+        let ((here, entries), (on_host, longer)) =
+            (answers(&asked(Some(HERE))), answers(&asked(Some(ON_HOST))));
+        for (short, long) in entries.iter().zip(&longer) {
+            let (short, long) = (short.chunks(1 + HERE), long.chunks(1 + ON_HOST));
+            assert!(short.len() > 19 && short.len() == long.len());
+            assert!(short.zip(long).all(|(short, long)| short == &long[..=HERE]), "{ranks} ranks");
+        }
+        assert!(on_gpu == here && on_gpu == on_host, "{ranks} ranks");
+        let (tokens, together) = answers(&mixed);
+        assert!(tokens.chunks(40).all(|tokens| tokens == on_gpu), "{ranks} ranks");
+        assert!(together[40..80] == entries && together[80..] == longer, "{ranks} ranks");
         let different: std::collections::HashSet<&Vec<TokenId>> = on_gpu.iter().collect();
         assert!(different.len() > 20, "the draws are all alike");
         engine.shutdown();

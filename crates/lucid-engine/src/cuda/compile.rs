@@ -55,6 +55,7 @@ const PARTS: [&[Source]; 10] = [
         "norm.cu",
         "router.cu",
         "sample.cu",
+        "score.cu",
         "pack.cu",
         "ranks.cu"
     ],

@@ -115,6 +115,8 @@ kernels!(
     sum_ranks,
     sample_1,
     sample_8,
+    score_1,
+    score_8,
 );
 
 // SAFETY: handles of the driver, usable from any thread.

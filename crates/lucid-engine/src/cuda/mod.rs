@@ -23,9 +23,11 @@ mod ranks;
 mod rope;
 mod router;
 mod sampling;
+mod scoring;
 mod step;
 #[cfg(test)]
 mod tests;
 mod weights;
 
 pub use forward::CudaModel;
+pub use scoring::MOST_LISTED;

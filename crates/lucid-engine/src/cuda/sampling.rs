@@ -10,11 +10,11 @@ use crate::choice::Choice;
 /// The largest vocabulary that the kernel's sums have room for.
 pub const MOST_TOKENS: usize = 1 << 18;
 /// Threads of a block.
-const THREADS: usize = 1_024;
+pub const THREADS: usize = 1_024;
 /// Blocks of a row that are a cluster.
-const PARTS: usize = 8;
+pub const PARTS: usize = 8;
 /// Rows whose clusters are on a large GPU at once; more take a block each.
-const CLUSTERED_ROWS: usize = 16;
+pub const CLUSTERED_ROWS: usize = 16;
 /// u32 words of a `Choice`.
 const WORDS: usize = size_of::<Choice>() / 4;
 /// What the kernel says of a row that has a NaN or an infinity.
@@ -37,19 +37,17 @@ impl Draws {
         Ok(Draws { host: Pinned::new(gpu, WORDS * rows)?, choices, drawn })
     }
 
-    /// Draws a token from each row of `logits` `[choices.len(), vocab]` and waits for it; `None` where a logit is not finite.
+    /// Queues the draw of a token from each row of `logits` `[choices.len(), vocab]`. Nothing of an earlier call may be under way.
     ///
     /// # Errors
-    /// When the GPU fails, or any work so far did.
-    pub fn draw(
+    /// When the GPU fails.
+    pub fn queue(
         &mut self,
         gpu: &Gpu,
         kernels: &Kernels,
         (logits, vocab): (Address, usize),
         choices: &[Choice],
-        tokens: &mut Vec<Option<TokenId>>,
     ) -> Result<(), Error> {
-        // Nothing of the last call is under way: it waited.
         for (words, choice) in self.host.words().chunks_exact_mut(WORDS).zip(choices) {
             let [low, high] = [choice.point as u32, (choice.point >> 32) as u32];
             let [t, min_p, top_p] =
@@ -60,10 +58,22 @@ impl Draws {
         let (choices_at, drawn, width) = (self.choices.address(), self.drawn.address(), vocab as u32);
         let clustered = gpu.capability() >= 90 && choices.len() <= CLUSTERED_ROWS;
         let (kernel, parts) = if clustered { (kernels.sample_8, PARTS) } else { (kernels.sample_1, 1) };
-        launch!(gpu, kernel, (parts * choices.len(), 1, 1), THREADS, 0; logits, width, choices_at, drawn)?;
-        let mut answers = vec![0u32; choices.len()];
-        gpu.read(&mut answers, drawn)?;
-        tokens.extend(answers.iter().map(|&token| (token != NOT_FINITE).then_some(TokenId(token))));
-        Ok(())
+        launch!(gpu, kernel, (parts * choices.len(), 1, 1), THREADS, 0; logits, width, choices_at, drawn)
+    }
+
+    /// Where the tokens of the last call stand, u32 each.
+    #[must_use]
+    pub fn drawn(&self) -> Address {
+        self.drawn.address()
+    }
+
+    /// Waits for the tokens of the first `count` rows; `None` where a logit is not finite.
+    ///
+    /// # Errors
+    /// When the GPU fails, or any work so far did.
+    pub fn take(&self, gpu: &Gpu, count: usize) -> Result<Vec<Option<TokenId>>, Error> {
+        let mut answers = vec![0u32; count];
+        gpu.read(&mut answers, self.drawn.address())?;
+        Ok(answers.iter().map(|&token| (token != NOT_FINITE).then_some(TokenId(token))).collect())
     }
 }

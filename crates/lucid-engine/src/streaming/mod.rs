@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 use crate::backend::{Load, LoadFormat};
 use crate::cpu::{CpuModel, Span};
 use crate::kv_cache::{PAGE_TOKENS, PageId, PagePool};
-use crate::logprobs::{log_softmax, token_logprobs};
+use crate::logprobs::score;
 use crate::parallel::{Rank, cut};
 use crate::weights::{FeedForward, Layer, Weights, nothing_for_w4a4};
 use crate::{Activations, Error, Semantics, SemanticsOptions, TokenLogprobs};
@@ -406,9 +406,9 @@ impl<'a> Streaming<'a> {
                 let Loaded::Panel(panel) = &held.loaded else { return Err(out_of_order()) };
                 self.model.logits_panel(panel, first, &normed, &mut logits);
             }
-            for (&(passage, _, position, next), logits) in wanted.iter().zip(logits.chunks_exact_mut(vocab)) {
-                log_softmax(logits).map_err(|_| Error::NotFinite { position })?;
-                results[passage].push(token_logprobs(logits, next, self.options.top));
+            for (&(passage, _, position, next), logits) in wanted.iter().zip(logits.chunks_exact(vocab)) {
+                let entry = score(logits, next, self.options.top);
+                results[passage].push(entry.map_err(|_| Error::NotFinite { position })?);
             }
         }
         Ok(results)

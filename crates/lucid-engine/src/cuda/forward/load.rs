@@ -22,6 +22,7 @@ use crate::cuda::ranks::{Place, Ranks, Seat};
 use crate::cuda::rope::upload_angles;
 use crate::cuda::router::Routes;
 use crate::cuda::sampling::Draws;
+use crate::cuda::scoring::Scores;
 use crate::cuda::step::StepInputs;
 use crate::cuda::weights::{FeedForward, Weights};
 use crate::kv_cache::PAGE_TOKENS;
@@ -160,6 +161,7 @@ impl CudaModel {
             step: StepInputs::new(&gpu, max_tokens, 0)?,
             logit_rows: Pinned::new(&gpu, LOGIT_ROWS)?,
             draws: Draws::new(&gpu, LOGIT_ROWS)?,
+            scores: Scores::new(&gpu, LOGIT_ROWS)?,
             scratch: Scratch::new(&gpu, &config, kernels.terms, max_tokens)?,
             partial: PartialSums::new(&gpu, shape, positions)?,
             // Prompts that choose their tokens take the absorbed form.

@@ -24,6 +24,7 @@ use super::norm::rms_norm;
 use super::ranks::{Ranks, Sum};
 use super::router::Routes;
 use super::sampling::Draws;
+use super::scoring::Scores;
 use super::step::StepInputs;
 use super::weights::{DeviceMatrix, FeedForward, Layer, Query, Weights};
 use crate::cpu::{Observer, Span};
@@ -51,6 +52,7 @@ pub struct CudaModel {
     step: StepInputs,
     logit_rows: Pinned,
     draws: Draws,
+    scores: Scores,
     scratch: Scratch,
     partial: PartialSums,
     expanded: Option<Expanded>,

@@ -12,6 +12,7 @@ mod random;
 mod ranks;
 mod router;
 mod sampling;
+mod scoring;
 
 use std::io::Write;
 

@@ -4,19 +4,19 @@ use crate::choice::{Choice, pick};
 use crate::cuda::sampling::Draws;
 
 /// Rows at a time.
-const ROWS: usize = 48;
+pub(super) const ROWS: usize = 48;
 
 fn draw(gpu: &Gpu, kernels: &Kernels, logits: &[f32], choices: &[Choice]) -> Vec<Option<u32>> {
     let vocab = logits.len() / choices.len();
     let on_gpu = gpu.upload(logits).unwrap();
     let mut draws = Draws::new(gpu, ROWS).unwrap();
-    let mut tokens = Vec::new();
-    draws.draw(gpu, kernels, (on_gpu.address(), vocab), choices, &mut tokens).unwrap();
+    draws.queue(gpu, kernels, (on_gpu.address(), vocab), choices).unwrap();
+    let tokens = draws.take(gpu, choices.len()).unwrap();
     tokens.into_iter().map(|token| token.map(|token| token.0)).collect()
 }
 
 /// Logits about as a model has them, or few different ones, so that many are equal.
-fn logits(random: &mut Random, vocab: usize, kind: usize) -> Vec<f32> {
+pub(super) fn logits(random: &mut Random, vocab: usize, kind: usize) -> Vec<f32> {
     let bell = |random: &mut Random| (0..6).map(|_| random.number()).sum::<f32>();
     (0..vocab)
         .map(|_| match kind {
@@ -112,7 +112,8 @@ fn draws_at_full_width() {
                     let choices: Vec<Choice> =
                         (0..rows).map(|_| Choice { point: random.word(), ..choice }).collect();
                     let start = std::time::Instant::now();
-                    draws.draw(&gpu, &kernels, (on_gpu.address(), vocab), &choices, &mut Vec::new()).unwrap();
+                    draws.queue(&gpu, &kernels, (on_gpu.address(), vocab), &choices).unwrap();
+                    draws.take(&gpu, rows).unwrap();
                     start.elapsed().as_secs_f64()
                 })
                 .collect();
