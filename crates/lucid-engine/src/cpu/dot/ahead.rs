@@ -13,7 +13,8 @@ use crate::cpu::row::{Rows, Stored};
 const FEW_TOKENS: usize = 3;
 
 /// Rows so long that the hardware foresees their next bytes, and that a panel of them leaves the first cache before its turn comes:
-/// tiles fetch this far ahead in them, whatever the number of tokens (AVX-512, rows of 7168 and 4 tokens: 41 against 26 GMAC/s).
+/// tiles of whole rows fetch this far ahead in them, tiles of parts the next tile's part, whatever the number of tokens (AVX-512, rows of
+/// 7168 and 4 tokens: 41 against 26 GMAC/s).
 const LONG_ROWS: usize = 2048;
 
 /// The next panel's lines that are left to fetch.
@@ -47,6 +48,9 @@ impl Ahead {
     /// A tile's part of it.
     #[inline]
     pub(super) fn fetch(&mut self) {
+        if self.lines == 0 {
+            return;
+        }
         let now = self.lines_per_tile.min(self.lines);
         for line in 0..now {
             // SAFETY: a prefetch reads nothing and never faults, also behind the last row; every x86-64 processor has it.
@@ -65,8 +69,8 @@ pub(super) struct Own {
 }
 
 impl Own {
-    /// For tiles of `tile_rows` rows.
-    pub(super) fn of<L: Layout>(load: L, cols: usize, tile_rows: usize) -> Own {
+    /// For tiles of `tile_rows` rows, `whole` or in parts of their columns.
+    pub(super) fn of<L: Layout>(load: L, cols: usize, tile_rows: usize, whole: bool) -> Own {
         let row_bytes = load.row_bytes();
         // A line of the cache is 2, 4 or 8 blocks of 16 columns: once is enough.
         let line = match row_bytes {
@@ -75,7 +79,7 @@ impl Own {
             _ => 8,
         };
         Own {
-            distance: if row_bytes > LONG_ROWS { LONG_ROWS } else { tile_rows * row_bytes },
+            distance: if whole && row_bytes > LONG_ROWS { LONG_ROWS } else { tile_rows * row_bytes },
             mask: line - 1,
         }
     }

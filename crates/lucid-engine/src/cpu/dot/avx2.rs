@@ -4,25 +4,19 @@
 
 use std::arch::x86_64::*;
 
-use super::LANES;
 use super::ahead::Own;
 use super::panels::panels;
 use super::sums_avx2::put;
 use crate::cpu::unroll::unroll;
 
-/// Up to so many tokens, a tile's chains are computed whole; with more tokens, first all low halves, then the high ones.
-const TOGETHER: usize = 1;
-
-/// Blocks of which one half follows the other: six vectors of so many columns and two rows of f32 numbers are 32 KB.
-const AT_A_TIME: usize = 64;
-
 // Twelve sums and what they are made of fit the sixteen vector registers.
 panels! {
     features: "avx2,fma,f16c",
     load: super::layouts_avx2::Load,
-    group: 6,
-    tiles: { 1 => 4, 2 => 4, 3 => 3, 4 => 2, 5 => 2, 6 => 2 },
+    group: 4,
+    tiles: { 1 => 4, 2 => 6, 3 => 4, 4 => 3 },
     fewer: 2,
+    widen_tokens: 24,
 }
 
 /// Sixteen columns.
@@ -39,56 +33,91 @@ unsafe fn store([low, high]: [__m256; 2], out: &mut [f32; BLOCK]) {
     }
 }
 
-/// `R` rows, from `first_row` on, against `T` tokens.
+/// `R` rows, from `first_row` on, against `T` tokens. With one token, chains are computed whole; with more, first all low halves, then the
+/// high ones: twice as many chains fit the registers, and each weight is widened for twice as many tokens.
 ///
 /// # Safety
 /// As [`all_rows`]; the rows exist.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tile<L: Load, const R: usize, const T: usize, const FETCH: bool>(
+unsafe fn tile<L: Load, const R: usize, const T: usize, const FETCH: bool, const WHOLE: bool>(
     load: L,
     rows: &Rows<'_>,
     first_row: usize,
     first_token: usize,
     xs: [*const f32; T],
+    part: Part,
     target: Target,
 ) {
     let (cols, blocks) = (rows.cols, rows.cols / BLOCK);
     let mut loads = [load; R];
-    let own = Own::of(load, cols, R);
-    // SAFETY: rows `0..R`; blocks are inside `cols`, which every row and vector has.
+    let own = Own::of(load, cols, R, WHOLE);
+    let zero = [[_mm256_setzero_ps(); T]; R];
+    // SAFETY: rows `0..R`; blocks are inside `cols`, which every row and vector has; `lanes` are of these rows and tokens.
     unsafe {
         unroll!(ROW < R => { loads[ROW] = load.skip(ROW); });
-        let (mut low, mut high) = if T <= TOGETHER {
+        let (mut low, mut high) = if T == 1 {
             both_halves::<L, R, T, FETCH>(loads, blocks, xs, own)
+        } else if WHOLE {
+            (
+                half::<L, R, T, 0, FETCH>(loads, 0..blocks, xs, own, zero),
+                half::<L, R, T, 1, false>(loads, 0..blocks, xs, own, zero),
+            )
         } else {
-            let zeros = [[_mm256_setzero_ps(); T]; R];
-            let (mut low, mut high) = (zeros, zeros);
-            for first in (0..blocks).step_by(AT_A_TIME) {
-                let blocks = first..blocks.min(first + AT_A_TIME);
-                low = half::<L, R, T, 0, FETCH>(loads, blocks.clone(), xs, own, low);
-                high = half::<L, R, T, 1, false>(loads, blocks, xs, own, high);
+            let (before, lanes) = (part.blocks.start > 0, part.lanes);
+            let low = if before { load_half::<R, T, 0>(lanes) } else { zero };
+            let low = half::<L, R, T, 0, FETCH>(loads, part.blocks.clone(), xs, own, low);
+            if !part.last {
+                store_half::<R, T, 0>(low, lanes);
+            }
+            let high = if before { load_half::<R, T, 1>(lanes) } else { zero };
+            let high = half::<L, R, T, 1, false>(loads, part.blocks, xs, own, high);
+            if !part.last {
+                store_half::<R, T, 1>(high, lanes);
+                return;
             }
             (low, high)
         };
         let rest = blocks * BLOCK..cols;
         if !rest.is_empty() {
-            unroll!(ROW < R => {
-                unroll!(TOKEN < T => {
-                    let mut lanes = [0f32; LANES];
-                    _mm256_storeu_ps(lanes.as_mut_ptr(), low[ROW][TOKEN]);
-                    _mm256_storeu_ps(lanes.as_mut_ptr().add(8), high[ROW][TOKEN]);
-                    for k in rest.clone() {
-                        let lane = &mut lanes[k % LANES];
-                        *lane = rows.value(first_row + ROW, k).mul_add(*xs[TOKEN].add(k), *lane);
-                    }
-                    low[ROW][TOKEN] = _mm256_loadu_ps(lanes.as_ptr());
-                    high[ROW][TOKEN] = _mm256_loadu_ps(lanes.as_ptr().add(8));
-                });
-            });
+            (low, high) = with_rest(rows, first_row, rest, xs, low, high);
         }
         put(low, high, first_row, first_token, target);
     }
+}
+
+/// The columns that are no whole block. Rows hardly ever have such, and a call in the middle of a tile would keep its sums in memory.
+///
+/// # Safety
+/// As [`tile`].
+#[cold]
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn with_rest<const R: usize, const T: usize>(
+    rows: &Rows<'_>,
+    first_row: usize,
+    rest: std::ops::Range<usize>,
+    xs: [*const f32; T],
+    mut low: [[__m256; T]; R],
+    mut high: [[__m256; T]; R],
+) -> ([[__m256; T]; R], [[__m256; T]; R]) {
+    for row in 0..R {
+        for token in 0..T {
+            let mut lanes = [0f32; LANES];
+            // SAFETY: eight floats each; the columns exist.
+            unsafe {
+                _mm256_storeu_ps(lanes.as_mut_ptr(), low[row][token]);
+                _mm256_storeu_ps(lanes.as_mut_ptr().add(8), high[row][token]);
+                for k in rest.clone() {
+                    let lane = &mut lanes[k % LANES];
+                    *lane = rows.value(first_row + row, k).mul_add(*xs[token].add(k), *lane);
+                }
+                low[row][token] = _mm256_loadu_ps(lanes.as_ptr());
+                high[row][token] = _mm256_loadu_ps(lanes.as_ptr().add(8));
+            }
+        }
+    }
+    (low, high)
 }
 
 /// The chains' lanes of the first `blocks` blocks: lanes 0 to 7, and the others.
@@ -130,8 +159,39 @@ unsafe fn both_halves<L: Load, const R: usize, const T: usize, const FETCH: bool
     (low, high)
 }
 
-/// Goes on with lanes 0 to 7 (`H` 0) or the others (1) alone: twice as many chains fit the registers, and each weight is widened for twice as many
-/// tokens.
+/// Lanes 0 to 7 (`H` 0) or the others (1) of `[rows, tokens, LANES]`.
+///
+/// # Safety
+/// They are there; the CPU has AVX2, FMA and F16C.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn load_half<const R: usize, const T: usize, const H: usize>(lanes: *const f32) -> [[__m256; T]; R] {
+    let mut sums = [[_mm256_setzero_ps(); T]; R];
+    // SAFETY: promised by the caller.
+    unsafe {
+        unroll!(ROW < R => {
+            unroll!(TOKEN < T => { sums[ROW][TOKEN] = _mm256_loadu_ps(lanes.add((ROW * T + TOKEN) * LANES + 8 * H)); });
+        });
+    }
+    sums
+}
+
+/// The other way.
+///
+/// # Safety
+/// As there.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn store_half<const R: usize, const T: usize, const H: usize>(sums: [[__m256; T]; R], lanes: *mut f32) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        unroll!(ROW < R => {
+            unroll!(TOKEN < T => { _mm256_storeu_ps(lanes.add((ROW * T + TOKEN) * LANES + 8 * H), sums[ROW][TOKEN]); });
+        });
+    }
+}
+
+/// Goes on with lanes 0 to 7 (`H` 0) or the others (1) alone.
 ///
 /// # Safety
 /// As [`tile`].
@@ -150,12 +210,22 @@ unsafe fn half<L: Load, const R: usize, const T: usize, const H: usize, const FE
             if FETCH && own.now(block) {
                 unroll!(ROW < R => { own.fetch(loads[ROW], block); });
             }
-            let mut weights = [_mm256_setzero_ps(); R];
-            unroll!(ROW < R => { weights[ROW] = loads[ROW].load(block)[H]; });
-            unroll!(TOKEN < T => {
-                let x = _mm256_loadu_ps(xs[TOKEN].add(block * BLOCK + 8 * H));
-                unroll!(ROW < R => { sums[ROW][TOKEN] = _mm256_fmadd_ps(weights[ROW], x, sums[ROW][TOKEN]); });
-            });
+            // What there is less of stays in registers, beside the sums.
+            if R <= T {
+                let mut weights = [_mm256_setzero_ps(); R];
+                unroll!(ROW < R => { weights[ROW] = loads[ROW].load(block)[H]; });
+                unroll!(TOKEN < T => {
+                    let x = _mm256_loadu_ps(xs[TOKEN].add(block * BLOCK + 8 * H));
+                    unroll!(ROW < R => { sums[ROW][TOKEN] = _mm256_fmadd_ps(weights[ROW], x, sums[ROW][TOKEN]); });
+                });
+            } else {
+                let mut x = [_mm256_setzero_ps(); T];
+                unroll!(TOKEN < T => { x[TOKEN] = _mm256_loadu_ps(xs[TOKEN].add(block * BLOCK + 8 * H)); });
+                unroll!(ROW < R => {
+                    let weights = loads[ROW].load(block)[H];
+                    unroll!(TOKEN < T => { sums[ROW][TOKEN] = _mm256_fmadd_ps(weights, x[TOKEN], sums[ROW][TOKEN]); });
+                });
+            }
         }
     }
     sums

@@ -16,6 +16,7 @@ panels! {
     group: 6,
     tiles: { 1 => 8, 2 => 8, 3 => 8, 4 => 4, 5 => 4, 6 => 4 },
     fewer: 4,
+    widen_tokens: 12,
 }
 
 /// Sixteen columns.
@@ -35,24 +36,31 @@ unsafe fn store(values: __m512, out: &mut [f32; BLOCK]) {
 /// As [`all_rows`]; the rows exist.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn tile<L: Load, const R: usize, const T: usize, const FETCH: bool>(
+unsafe fn tile<L: Load, const R: usize, const T: usize, const FETCH: bool, const WHOLE: bool>(
     load: L,
     rows: &Rows<'_>,
     first_row: usize,
     first_token: usize,
     xs: [*const f32; T],
+    part: Part,
     target: Target,
 ) {
     let (cols, blocks) = (rows.cols, rows.cols / BLOCK);
     let mut sums = [[_mm512_setzero_ps(); T]; R];
     let mut loads = [load; R];
-    let own = Own::of(load, cols, R);
-    // SAFETY: rows `0..R`; blocks are inside `cols`, which every row and vector has.
+    let own = Own::of(load, cols, R, WHOLE);
+    // SAFETY: rows `0..R`; blocks are inside `cols`, which every row and vector has; `lanes` are of these rows and tokens.
     unsafe {
         unroll!(ROW < R => { loads[ROW] = load.skip(ROW); });
         let steps = const { if T == 1 { L::STEPS } else { 1 } };
         debug_assert_eq!(blocks % steps, 0, "rows of whole blocks");
-        for step in 0..blocks / steps {
+        if !WHOLE && part.blocks.start > 0 {
+            unroll!(ROW < R => {
+                unroll!(TOKEN < T => { sums[ROW][TOKEN] = _mm512_loadu_ps(part.lanes.add((ROW * T + TOKEN) * LANES)); });
+            });
+        }
+        let range = if WHOLE { 0..blocks } else { part.blocks };
+        for step in range.start / steps..range.end / steps {
             unroll!(STEP < const { if T == 1 { L::STEPS } else { 1 } } => {
                 let block = step * steps + STEP;
                 let mut weights = [_mm512_setzero_ps(); R];
@@ -67,6 +75,12 @@ unsafe fn tile<L: Load, const R: usize, const T: usize, const FETCH: bool>(
                     });
                 });
             });
+        }
+        if !WHOLE && !part.last {
+            unroll!(ROW < R => {
+                unroll!(TOKEN < T => { _mm512_storeu_ps(part.lanes.add((ROW * T + TOKEN) * LANES), sums[ROW][TOKEN]); });
+            });
+            return;
         }
         let rest = cols - blocks * BLOCK;
         if rest > 0 {

@@ -72,12 +72,14 @@ pub struct Scratch {
     decoded: Aligned<f32>,
     /// Scales of groups of columns.
     scales: Vec<f32>,
+    /// Sums of a part of the columns.
+    lanes: Aligned<f32>,
 }
 
 impl Scratch {
     /// Nothing yet.
     pub const fn new() -> Scratch {
-        Scratch { decoded: Aligned::new(), scales: Vec::new() }
+        Scratch { decoded: Aligned::new(), scales: Vec::new(), lanes: Aligned::new() }
     }
 }
 

@@ -2,14 +2,39 @@
 //!
 //! A macro, because a generic function has the vector features of no unit: its tiles would be called instead of inlined.
 
+use std::ops::Range;
+
 use crate::cpu::aligned::Aligned;
 
-/// Half-precision rows are widened anew for every group of tokens, or once for all tokens: that pays from this many tokens on, and
-/// while a panel's f32 rows stay in the core's own cache (32 rows of 512 columns and 96 tokens: 72 against 60 GMAC/s).
-pub(super) const WIDEN_TOKENS: usize = 12;
-
-/// The longest rows that are widened first.
+/// The longest rows that are widened once for all tokens, if there are `widen_tokens`, and not anew for every group of tokens: while a
+/// panel's f32 rows stay in the core's own cache (AVX-512, 32 rows of 512 columns and 96 tokens: 72 against 60 GMAC/s).
 pub(super) const WIDEN_COLUMNS: usize = 1024;
+
+/// Longer rows go in parts of so many blocks of sixteen columns, each through all rows of a panel: their vectors would not stay in the
+/// first cache until the next tile reads them (six vectors of 512 columns are 12 KB, six of 7168 are 172).
+pub(super) const PART_BLOCKS: usize = 32;
+
+/// Rows of more blocks than this are long.
+pub(super) const WHOLE_BLOCKS: usize = 64;
+
+/// The part of its rows that a tile goes through.
+#[derive(Clone)]
+pub(super) struct Part {
+    /// In sixteens of columns.
+    pub(super) blocks: Range<usize>,
+    /// Whether the columns that are left over come with it, and then the lanes' sums.
+    pub(super) last: bool,
+    /// `[rows, tokens, LANES]`: sums of the parts before, unless this is the first.
+    pub(super) lanes: *mut f32,
+}
+
+impl Part {
+    /// Number `number` of rows of `blocks` blocks, in parts of `each`.
+    pub(super) fn of(number: usize, blocks: usize, each: usize, lanes: *mut f32) -> Part {
+        let end = blocks.min((number + 1) * each);
+        Part { blocks: number * each..end, last: end == blocks, lanes }
+    }
+}
 
 /// The first `len` values of a buffer that grows.
 pub(super) fn room(buffer: &mut Aligned<f32>, len: usize) -> &mut [f32] {
@@ -46,12 +71,14 @@ macro_rules! panels {
         group: $group:literal,
         tiles: { 1 => $one_token:literal, $($tokens:literal => $rows:literal),* },
         fewer: $fewer:literal,
+        widen_tokens: $widen_tokens:literal,
     ) => {
         use super::ahead::Ahead;
         use super::layouts::{F32, with_layout};
         use super::packed::{packed, with_packed};
-        use super::panels::{WIDEN_COLUMNS, WIDEN_TOKENS, room, vectors};
-        use super::{Scratch, Target};
+        use super::panels::{PART_BLOCKS, Part, WHOLE_BLOCKS, WIDEN_COLUMNS, room, vectors};
+        use super::{LANES, Scratch, Target};
+        use crate::cpu::aligned::Aligned;
         use crate::cpu::row::{BLOCK, Rows, Stored};
         use $load as Load;
 
@@ -64,7 +91,7 @@ macro_rules! panels {
             rows: Rows<'_>,
             tokens: usize,
             x: impl Fn(usize) -> &'x [f32],
-            Scratch { decoded, scales }: &mut Scratch,
+            Scratch { decoded, scales, lanes }: &mut Scratch,
             target: Target,
         ) {
             if rows.count == 0 || tokens == 0 {
@@ -78,23 +105,23 @@ macro_rules! panels {
                     if tokens == 1
                         && let Some(packed) = packed(&rows, scales)
                     {
-                        return with_packed!(packed, load => all_rows::<_, $one_token, 1, true>(load, &rows, 0, vectors(&x, 0, rows.cols), ahead, target));
+                        return with_packed!(packed, load => one_token(load, &rows, 0, vectors(&x, 0, rows.cols), ahead, target));
                     }
                     let values = room(decoded, rows.count * rows.cols);
                     if decode_packed(&rows, scales, values) {
                         let load = F32 { at: values.as_ptr().cast(), cols: rows.cols };
-                        return all_tokens(load, &Rows::f32s(values, rows.cols), tokens, x, ahead, target);
+                        return all_tokens(load, &Rows::f32s(values, rows.cols), tokens, x, ahead, lanes, target);
                     }
                     let rows = rows.decoded(decoded);
                     let Stored::F32(bytes) = rows.stored else { unreachable!("decoded rows are f32") };
                     let load = F32 { at: bytes.as_ptr(), cols: rows.cols };
-                    return all_tokens(load, &rows, tokens, x, ahead, target);
+                    return all_tokens(load, &rows, tokens, x, ahead, lanes, target);
                 }
                 // Long half-precision rows are multiplied as stored in any number of tokens: they take half of the caches (AVX-512, 96
                 // tokens, rows of 7168: 102 GMAC/s against 68 with rows decoded first).
                 let as_stored = match rows.stored {
                     Stored::F32(_) => true,
-                    Stored::F16(_) | Stored::Bf16(_) => tokens < WIDEN_TOKENS || rows.cols > WIDEN_COLUMNS,
+                    Stored::F16(_) | Stored::Bf16(_) => tokens < $widen_tokens || rows.cols > WIDEN_COLUMNS,
                     _ => tokens == 1,
                 };
                 if !as_stored {
@@ -102,12 +129,12 @@ macro_rules! panels {
                     with_layout!(rows, load => decode(load, &rows, decoded), decode(load, &rows, decoded));
                     let rows = Rows::f32s(decoded, rows.cols);
                     let load = F32 { at: decoded.as_ptr().cast(), cols: rows.cols };
-                    return all_tokens(load, &rows, tokens, x, ahead, target);
+                    return all_tokens(load, &rows, tokens, x, ahead, lanes, target);
                 }
                 with_layout!(
                     rows,
-                    load => all_tokens(load, &rows, tokens, x, ahead, target),
-                    all_rows::<_, $one_token, 1, true>(load, &rows, 0, vectors(&x, 0, rows.cols), ahead, target)
+                    load => all_tokens(load, &rows, tokens, x, ahead, lanes, target),
+                    one_token(load, &rows, 0, vectors(&x, 0, rows.cols), ahead, target)
                 );
             }
         }
@@ -155,23 +182,29 @@ macro_rules! panels {
             tokens: usize,
             x: impl Fn(usize) -> &'x [f32],
             ahead: &mut Ahead,
+            lanes: &mut Aligned<f32>,
             target: Target,
         ) {
             let cols = rows.cols;
+            let long = cols / BLOCK > WHOLE_BLOCKS;
+            let lanes = if long { room(lanes, rows.count * $group * LANES).as_mut_ptr() } else { std::ptr::null_mut() };
             let mut t = 0;
             // Groups of about equal size: 8 tokens are 4 and 4, not 6 and 2.
             for group in (1..=tokens.div_ceil($group)).rev() {
                 let width = (tokens - t).div_ceil(group);
                 // SAFETY: features, pointers and target as promised by the caller; the vectors are as long as the rows.
                 unsafe {
-                    match (width, ahead.own()) {
-                        (1, _) => all_rows::<L, $one_token, 1, true>(load, rows, t, vectors(&x, t, cols), ahead, target),
+                    match (width, long, ahead.own()) {
+                        (1, ..) => one_token(load, rows, t, vectors(&x, t, cols), ahead, target),
                         $(
-                            ($tokens, true) => {
-                                all_rows::<L, $rows, $tokens, true>(load, rows, t, vectors(&x, t, cols), ahead, target);
+                            ($tokens, true, _) => {
+                                all_rows::<L, $rows, $tokens, true, false>(load, rows, t, vectors(&x, t, cols), ahead, lanes, target);
                             }
-                            ($tokens, false) => {
-                                all_rows::<L, $rows, $tokens, false>(load, rows, t, vectors(&x, t, cols), ahead, target);
+                            ($tokens, false, true) => {
+                                all_rows::<L, $rows, $tokens, true, true>(load, rows, t, vectors(&x, t, cols), ahead, lanes, target);
+                            }
+                            ($tokens, false, false) => {
+                                all_rows::<L, $rows, $tokens, false, true>(load, rows, t, vectors(&x, t, cols), ahead, lanes, target);
                             }
                         )*
                         _ => unreachable!("{width} of {tokens} tokens in a group"),
@@ -181,36 +214,61 @@ macro_rules! panels {
             }
         }
 
-        /// All rows against `T` tokens.
+        /// All rows against one token.
         ///
         /// # Safety
-        /// As [`all_tokens`]; every vector has as many columns as the rows.
+        /// As [`all_tokens`]; the vector has as many columns as the rows.
         #[target_feature(enable = $features)]
-        unsafe fn all_rows<L: Load, const R: usize, const T: usize, const FETCH: bool>(
+        unsafe fn one_token<L: Load>(
+            load: L,
+            rows: &Rows<'_>,
+            first_token: usize,
+            at: [*const f32; 1],
+            ahead: &mut Ahead,
+            target: Target,
+        ) {
+            // SAFETY: promised by the caller.
+            unsafe { all_rows::<L, $one_token, 1, true, true>(load, rows, first_token, at, ahead, std::ptr::null_mut(), target) };
+        }
+
+        /// All rows against `T` tokens: `WHOLE`, or in parts of their columns.
+        ///
+        /// # Safety
+        /// As [`all_tokens`]; every vector has as many columns as the rows; `lanes` has room for `[rows, T, LANES]`, unless rows go whole.
+        #[target_feature(enable = $features)]
+        unsafe fn all_rows<L: Load, const R: usize, const T: usize, const FETCH: bool, const WHOLE: bool>(
             load: L,
             rows: &Rows<'_>,
             first_token: usize,
             at: [*const f32; T],
             ahead: &mut Ahead,
+            lanes: *mut f32,
             target: Target,
         ) {
-            let mut r = 0;
-            // SAFETY: every tile's rows exist, the rest as promised by the caller.
-            unsafe {
-                while r + R <= rows.count {
-                    ahead.fetch();
-                    tile::<L, R, T, FETCH>(load.skip(r), rows, r, first_token, at, target);
-                    r += R;
-                }
-                while R > $fewer && r + $fewer <= rows.count {
-                    ahead.fetch();
-                    tile::<L, $fewer, T, FETCH>(load.skip(r), rows, r, first_token, at, target);
-                    r += $fewer;
-                }
-                while r < rows.count {
-                    ahead.fetch();
-                    tile::<L, 1, T, FETCH>(load.skip(r), rows, r, first_token, at, target);
-                    r += 1;
+            let blocks = rows.cols / BLOCK;
+            let each = if WHOLE { blocks.max(1) } else { PART_BLOCKS };
+            for number in 0..if WHOLE { 1 } else { blocks.div_ceil(each) } {
+                let mut r = 0;
+                // SAFETY: every tile's rows exist, the rest as promised by the caller.
+                unsafe {
+                    while r + R <= rows.count {
+                        ahead.fetch();
+                        let part = Part::of(number, blocks, each, lanes.wrapping_add(r * T * LANES));
+                        tile::<L, R, T, FETCH, WHOLE>(load.skip(r), rows, r, first_token, at, part, target);
+                        r += R;
+                    }
+                    while R > $fewer && r + $fewer <= rows.count {
+                        ahead.fetch();
+                        let part = Part::of(number, blocks, each, lanes.wrapping_add(r * T * LANES));
+                        tile::<L, $fewer, T, FETCH, WHOLE>(load.skip(r), rows, r, first_token, at, part, target);
+                        r += $fewer;
+                    }
+                    while r < rows.count {
+                        ahead.fetch();
+                        let part = Part::of(number, blocks, each, lanes.wrapping_add(r * T * LANES));
+                        tile::<L, 1, T, FETCH, WHOLE>(load.skip(r), rows, r, first_token, at, part, target);
+                        r += 1;
+                    }
                 }
             }
         }
