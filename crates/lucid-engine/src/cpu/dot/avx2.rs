@@ -79,7 +79,7 @@ unsafe fn tile<L: Load, const R: usize, const T: usize, const FETCH: bool, const
             (low, high)
         };
         let rest = blocks * BLOCK..cols;
-        if !rest.is_empty() {
+        if (T == 1 || !WHOLE) && !rest.is_empty() {
             (low, high) = with_rest(rows, first_row, rest, xs, low, high);
         }
         put(low, high, first_row, first_token, target);
@@ -182,7 +182,10 @@ unsafe fn load_half<const R: usize, const T: usize, const H: usize>(lanes: *cons
 /// As there.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn store_half<const R: usize, const T: usize, const H: usize>(sums: [[__m256; T]; R], lanes: *mut f32) {
+unsafe fn store_half<const R: usize, const T: usize, const H: usize>(
+    sums: [[__m256; T]; R],
+    lanes: *mut f32,
+) {
     // SAFETY: promised by the caller.
     unsafe {
         unroll!(ROW < R => {

@@ -83,7 +83,7 @@ unsafe fn tile<L: Load, const R: usize, const T: usize, const FETCH: bool, const
             return;
         }
         let rest = cols - blocks * BLOCK;
-        if rest > 0 {
+        if (T == 1 || !WHOLE) && rest > 0 {
             // Lanes without a column keep their sums.
             let mask = (1u16 << rest) - 1;
             unroll!(ROW < R => {

@@ -14,7 +14,7 @@ pub(super) const WIDEN_COLUMNS: usize = 1024;
 /// first cache until the next tile reads them (six vectors of 512 columns are 12 KB, six of 7168 are 172).
 pub(super) const PART_BLOCKS: usize = 32;
 
-/// Rows of more blocks than this are long.
+/// Rows of more blocks than this go in parts, and so do rows with columns left over, which are rare.
 pub(super) const WHOLE_BLOCKS: usize = 64;
 
 /// The part of its rows that a tile goes through.
@@ -186,7 +186,7 @@ macro_rules! panels {
             target: Target,
         ) {
             let cols = rows.cols;
-            let long = cols / BLOCK > WHOLE_BLOCKS;
+            let long = cols / BLOCK > WHOLE_BLOCKS || !cols.is_multiple_of(BLOCK);
             let lanes = if long { room(lanes, rows.count * $group * LANES).as_mut_ptr() } else { std::ptr::null_mut() };
             let mut t = 0;
             // Groups of about equal size: 8 tokens are 4 and 4, not 6 and 2.
@@ -247,7 +247,7 @@ macro_rules! panels {
         ) {
             let blocks = rows.cols / BLOCK;
             let each = if WHOLE { blocks.max(1) } else { PART_BLOCKS };
-            for number in 0..if WHOLE { 1 } else { blocks.div_ceil(each) } {
+            for number in 0..if WHOLE { 1 } else { blocks.div_ceil(each).max(1) } {
                 let mut r = 0;
                 // SAFETY: every tile's rows exist, the rest as promised by the caller.
                 unsafe {
