@@ -9,8 +9,8 @@ use cudarc::nvrtc::sys as nvrtc;
 
 use super::driver::{Gpu, failed};
 use super::kernels::{
-    ATTENTION_SHARED, DOWN_SHARED, EXPERTS_WIDE_SHARED, GATE_UP_SHARED, HOPPER_SHARED, MATMUL_FORMAT_SHARED,
-    MATMUL_SHARED, PREFILL_SHARED,
+    ATTENTION_SHARED, DOWN_SHARED, GATE_UP_SHARED, HOPPER_SHARED, MATMUL_FORMAT_SHARED, MATMUL_SHARED,
+    PREFILL_SHARED,
 };
 use crate::Error;
 
@@ -38,9 +38,10 @@ const SHARED: [Source; 12] = sources![
 ];
 
 /// The parts of the program. They are compiled side by side: one after the other takes ten times as long as the slowest.
-const PARTS: [&[Source]; 10] = [
+const PARTS: [&[Source]; 11] = [
     &sources!["prefill.cu"],
     &sources!["experts.cu"],
+    &sources!["experts_whole.cu"],
     &sources!["hopper_nvfp4.cu"],
     &sources!["hopper_int4.cu"],
     &sources!["hopper_f8.cu"],
@@ -193,7 +194,6 @@ fn options(capability: u32, sizes: Sizes) -> Vec<String> {
         format!("-DMATMUL_FORMAT_SHARED={MATMUL_FORMAT_SHARED}"),
         format!("-DGATE_UP_SHARED={GATE_UP_SHARED}"),
         format!("-DDOWN_SHARED={DOWN_SHARED}"),
-        format!("-DEXPERTS_WIDE_SHARED={EXPERTS_WIDE_SHARED}"),
         format!("-DPREFILL_SHARED={PREFILL_SHARED}"),
         format!("-DHOPPER_SHARED={HOPPER_SHARED}"),
         format!("-DATTENTION_SHARED={ATTENTION_SHARED}"),

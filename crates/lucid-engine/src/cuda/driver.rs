@@ -176,6 +176,26 @@ impl Gpu {
             .map_err(failed("giving a kernel its shared memory"))
     }
 
+    /// Blocks of a kernel that run at once on the whole GPU.
+    ///
+    /// # Errors
+    /// When the driver doesn't know.
+    pub fn blocks_at_once(
+        &self,
+        kernel: sys::CUfunction,
+        threads: usize,
+        shared: usize,
+    ) -> Result<usize, Error> {
+        let mut blocks = 0;
+        // SAFETY: the kernel's program is loaded; writes one integer.
+        unsafe {
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, kernel, threads as i32, shared)
+        }
+        .result()
+        .map_err(failed("counting the blocks that run at once"))?;
+        Ok(blocks.max(0) as usize * self.multiprocessors()?)
+    }
+
     /// Lets this GPU's kernels read and write the memory of `other`.
     ///
     /// # Errors

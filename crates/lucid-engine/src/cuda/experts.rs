@@ -2,8 +2,8 @@
 
 use super::driver::{Address, Buffer, Gpu, launch};
 use super::kernels::{
-    DOWN_SHARED, EXPERTS_WIDE_SHARED, ExpertKernels, GATE_UP_SHARED, GateUpAndDown, HOPPER_SHARED, Kernels,
-    Order, PREFILL_SHARED, PREFILL_VECTORS, VisitsArgs,
+    DOWN_SHARED, ExpertKernels, ExpertsJobArgs, GATE_UP_SHARED, GateUpAndDown, HOPPER_SHARED, Kernels, Order,
+    PREFILL_SHARED, PREFILL_VECTORS, VisitsArgs, WHOLE_GROUPS, WholeKernel,
 };
 use super::matmul::{HOPPER_THREADS, Product, multiply};
 use super::packing::{Packing, Room};
@@ -17,6 +17,8 @@ pub struct ExpertBuffers {
     activated: Buffer,
     /// `[visits, hidden]` f32
     down: Buffer,
+    /// `[WHOLE_GROUPS + 2]` u32, zero between steps: see `experts_whole.cu`
+    done: Buffer,
     /// For prompts on Hopper; the layer's other products use it too.
     pub packing: Packing,
 }
@@ -36,6 +38,7 @@ impl ExpertBuffers {
         Ok(ExpertBuffers {
             activated: gpu.allocate(room.visits * kernels.terms * width * 2)?,
             down: gpu.allocate(room.visits * hidden * 4)?,
+            done: gpu.upload(&[0u32; WHOLE_GROUPS + 2])?,
             packing: Packing::new(gpu, kernels, room)?,
         })
     }
@@ -83,7 +86,7 @@ pub fn run(
     let bias = experts.bias.as_ref().map_or(Address::NULL, Buffer::address);
     routes.choose(gpu, kernels, bias, count)?;
     let (mlps, slots) = (&experts.routed, routes.most_active(count));
-    let pass = Pass::best(kernels, mlps, slots, count, count * routes.per_token());
+    let pass = Pass::best(kernels, mlps, Some(slots), count, count * routes.per_token());
     visit(gpu, kernels, mlps, routes.visits(count), slots, pass, x, buffers)?;
     let shared = i32::from(experts.shared_joined);
     combine(gpu, kernels, buffers, Some(routes), shared, count, mlps.hidden, out)?;
@@ -104,7 +107,7 @@ pub fn swiglu(
     out: Output,
 ) -> Result<(), Error> {
     let visits = VisitsArgs { slots: Address::NULL, tokens: Address::NULL, count: count as u32 };
-    visit(gpu, kernels, mlp, visits, 1, Pass::best(kernels, mlp, 1, count, count), x, buffers)?;
+    visit(gpu, kernels, mlp, visits, 1, Pass::best(kernels, mlp, None, count, count), x, buffers)?;
     combine(gpu, kernels, buffers, None, 1, count, mlp.hidden, out)
 }
 
@@ -124,9 +127,9 @@ pub enum Pass {
     Narrow,
     /// Up to 24 do.
     Many,
-    /// Up to 16 do, and a warp has two tiles of rows and all columns: faster once there is work for the whole GPU. For bf16
-    /// activations on GPUs with large blocks.
-    Wide,
+    /// Gate, up and down in one kernel that keeps the whole GPU busy, for listed visits with bf16 activations on GPUs with large blocks
+    /// and a copy engine.
+    Whole,
     /// Up to 64 share what is unpacked, and vectors come to shared memory: for prompts.
     Prefill,
     /// So many share it, on warpgroup instructions: for prompts on Hopper. One of the widths that [`ExpertKernels::hopper`] has.
@@ -134,22 +137,24 @@ pub enum Pass {
 }
 
 impl Pass {
-    /// The fastest for a step of `count` tokens with so many visits to up to `slots` experts.
+    /// The fastest for a step of `count` tokens with so many visits, to up to `slots` experts if there are lists of them.
     #[must_use]
-    pub fn best(kernels: &Kernels, mlps: &Mlps, slots: usize, count: usize, visits: usize) -> Pass {
+    pub fn best(kernels: &Kernels, mlps: &Mlps, slots: Option<usize>, count: usize, visits: usize) -> Pass {
+        let same_form = mlps.gate_layout == mlps.down_layout;
         if kernels.prefill && count > PREFILL_VECTORS {
             let fast = is_fast(mlps.gate_layout, mlps.hidden, Pass::Prefill)
                 && is_fast(mlps.down_layout, mlps.width, Pass::Prefill)
-                && mlps.gate_layout == mlps.down_layout;
+                && same_form;
             return if kernels.hopper.is_some() && fast {
-                Pass::Hopper(hopper_width(kernels.experts(mlps.gate_layout), visits / slots))
+                let mean = visits / slots.unwrap_or(1);
+                Pass::Hopper(hopper_width(kernels.experts(mlps.gate_layout), mean))
             } else {
                 Pass::Prefill
             };
         }
-        let wide_blocks = mlps.width.div_ceil(WARPS * TILE_ROWS) * slots;
-        if kernels.roomy && kernels.terms == 1 && wide_blocks >= ENOUGH_BLOCKS {
-            Pass::Wide
+        let whole = |slots| whole_kernel(kernels, mlps, slots, visits + count).is_some();
+        if count > FEWEST_TOKENS && slots.is_some_and(whole) {
+            Pass::Whole
         } else if kernels.terms * count <= 8 {
             Pass::Narrow
         } else {
@@ -159,28 +164,23 @@ impl Pass {
 
     /// The kernels for it, and what it becomes where the layout has none.
     fn kernels(self, of: &ExpertKernels) -> (Pass, GateUpAndDown) {
-        match (self, of.wide) {
-            (Pass::Wide, Some(wide)) => (Pass::Wide, wide),
-            (Pass::Many | Pass::Wide, _) => (Pass::Many, of.many),
-            (Pass::Hopper(width), _) => match of.hopper.iter().find(|(wide, _)| *wide == width) {
+        match self {
+            Pass::Many | Pass::Whole => (Pass::Many, of.many),
+            Pass::Hopper(width) => match of.hopper.iter().find(|(wide, _)| *wide == width) {
                 Some((_, pair)) => (Pass::Hopper(width), *pair),
                 None => (Pass::Prefill, of.prefill),
             },
-            (Pass::Prefill, _) => (Pass::Prefill, of.prefill),
-            (Pass::Plain | Pass::Narrow, _) => (Pass::Narrow, of.narrow),
+            Pass::Prefill => (Pass::Prefill, of.prefill),
+            Pass::Plain | Pass::Narrow => (Pass::Narrow, of.narrow),
         }
     }
 
     /// Blocks for so many rows, where `tiles` tiles belong to each sixteen, and `slices` warps share columns.
     fn row_blocks(self, rows: usize, tiles: usize, slices: usize) -> usize {
         match self {
-            Pass::Wide | Pass::Prefill => (rows.div_ceil(TILE_ROWS) * tiles).div_ceil(2 * WARPS),
+            Pass::Prefill => (rows.div_ceil(TILE_ROWS) * tiles).div_ceil(2 * WARPS),
             _ => (rows.div_ceil(TILE_ROWS) * tiles).div_ceil(WARPS / slices),
         }
-    }
-
-    fn shared_bytes(self, otherwise: usize) -> usize {
-        if self == Pass::Wide { EXPERTS_WIDE_SHARED } else { otherwise }
     }
 }
 
@@ -238,8 +238,53 @@ pub fn visit(
     x: Normed,
     buffers: &ExpertBuffers,
 ) -> Result<(), Error> {
+    if let (Pass::Whole, Some(kernel)) = (pass, whole_kernel(kernels, mlps, slots, visits.count as usize)) {
+        return whole(gpu, kernels, kernel, mlps, visits, slots, x, buffers);
+    }
     gate_up(gpu, kernels, mlps, visits, slots, pass, x, buffers)?;
     down(gpu, kernels, mlps, visits, slots, pass, buffers)
+}
+
+/// The kernel that computes all of such experts' visits at once, if there is one. It lists the visits in groups of eight.
+fn whole_kernel(kernels: &Kernels, mlps: &Mlps, slots: usize, visits: usize) -> Option<WholeKernel> {
+    let fast = mlps.gate_layout.is_for_experts(mlps.hidden) && mlps.down_layout.is_for_experts(mlps.width);
+    let fits = slots + visits / WHOLE_VISITS <= WHOLE_GROUPS && visits <= WHOLE_VISITS * slots;
+    let takes = fast && mlps.gate_layout == mlps.down_layout && kernels.whole_blocks > 0 && fits;
+    kernels.experts(mlps.gate_layout).whole.filter(|_| takes)
+}
+
+/// Gate, up and down of listed visits.
+#[allow(clippy::too_many_arguments)] // The kernel's.
+fn whole(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    kernel: WholeKernel,
+    mlps: &Mlps,
+    visits: VisitsArgs,
+    slots: usize,
+    x: Normed,
+    buffers: &ExpertBuffers,
+) -> Result<(), Error> {
+    let job = ExpertsJobArgs {
+        gate: mlps.gate.args(),
+        up: mlps.up.args(),
+        down: mlps.down.args(),
+        hidden: mlps.hidden as u32,
+        width: mlps.width as u32,
+        visits,
+        slots: slots as u32,
+        x: vectors(x, mlps.gate_layout, mlps.hidden),
+        activated: buffers.activated.address(),
+        y: buffers.down.address(),
+        done: buffers.done.address(),
+        activated_order: mlps.down_layout.order(mlps.width),
+        up_slices: slices(mlps.gate_layout, mlps.hidden, WARPS / 2) as u32,
+        down_slices: slices(mlps.down_layout, mlps.width, WARPS) as u32,
+    };
+    // A warp's items: a tile of rows of gate and up, two of down.
+    let items = slots * (mlps.width.div_ceil(TILE_ROWS) + mlps.hidden.div_ceil(2 * TILE_ROWS));
+    let blocks = items.div_ceil(kernel.threads / 32).min(kernels.whole_blocks);
+    launch!(gpu, kernel.kernel, (blocks, 1, 1), kernel.threads, kernel.shared; job)
 }
 
 /// Whether the tensor-core kernels take such blocks.
@@ -253,12 +298,14 @@ fn slices(layout: Layout, cols: usize, warps: usize) -> usize {
     if layout == Layout::Bf16 { Layout::F8Blocks.slices(cols, warps) } else { layout.slices(cols, warps) }
 }
 
-/// Blocks that fill a large GPU: two on each of about 132 multiprocessors, twice over.
-const ENOUGH_BLOCKS: usize = 528;
 /// Warps of a block (see `mma.cuh`).
 const WARPS: usize = 8;
 const THREADS: usize = 32 * WARPS;
 const TILE_ROWS: usize = 16;
+/// Up to so many tokens the kernels that take gate and up, then down, are faster: there are too few items for one that takes all.
+const FEWEST_TOKENS: usize = 2;
+/// Visits of a group, `WHOLE_VISITS` of `experts_whole.cu`.
+const WHOLE_VISITS: usize = 8;
 
 /// `activated[v] = silu(gate · x) ⊙ (up · x)`.
 #[allow(clippy::too_many_arguments)] // The kernels'.
@@ -303,10 +350,9 @@ pub fn gate_up(
             }
             _ => pair.gate_up,
         };
-        let (grid, shared) =
-            ((pass.row_blocks(mlps.width, 2, slices), slots, 1), pass.shared_bytes(GATE_UP_SHARED));
+        let grid = (pass.row_blocks(mlps.width, 2, slices), slots, 1);
         let slices = slices as u32;
-        launch!(gpu, kernel, grid, THREADS, shared; gate, up, rows, cols, visits, vectors, activated, down_order, slices)
+        launch!(gpu, kernel, grid, THREADS, GATE_UP_SHARED; gate, up, rows, cols, visits, vectors, activated, down_order, slices)
     } else {
         let (layout, order) = (mlps.gate_layout.number(mlps.hidden), mlps.gate_layout.order(mlps.hidden));
         let grid = (mlps.width.div_ceil(8), slots, 1);
@@ -361,10 +407,8 @@ pub fn down(
             }
             _ => pair.down,
         };
-        let (grid, shared) = (
-            (pass.row_blocks(mlps.hidden, 1, slices), slots, 1),
-            pass.shared_bytes(if mlps.down_layout == Layout::Bf16 { GATE_UP_SHARED } else { DOWN_SHARED }),
-        );
+        let grid = (pass.row_blocks(mlps.hidden, 1, slices), slots, 1);
+        let shared = if mlps.down_layout == Layout::Bf16 { GATE_UP_SHARED } else { DOWN_SHARED };
         let slices = slices as u32;
         launch!(gpu, kernel, grid, THREADS, shared; down, rows, cols, visits, activated, y, slices)
     } else {

@@ -21,6 +21,8 @@ macro_rules! kernels {
             pub roomy: bool,
             /// Whether the kernels for prompts can be used: bf16 activations, large blocks and the copy engine.
             pub prefill: bool,
+            /// Blocks that run at once of the kernels with a step's experts in one, where they can be used: as those for prompts.
+            pub whole_blocks: usize,
             /// Multiprocessors, where the warpgroup kernels for prompts can be used: Hopper. They come instead of the others.
             pub hopper: Option<usize>,
             /// Keeps the program loaded.
@@ -37,7 +39,7 @@ macro_rules! kernels {
                 let roomy = gpu.shared_bytes_of_a_block()? >= ATTENTION_SHARED;
                 let prefill = roomy && gpu.capability() >= 90 && sizes.terms == 1;
                 let hopper = if prefill && gpu.capability() == 90 { Some(gpu.multiprocessors()?) } else { None };
-                let kernels = Kernels {
+                let mut kernels = Kernels {
                     $($name: module.kernel(stringify!($name))?,)+
                     experts: [
                         ExpertKernels::load(&module, "nvfp4", &[32, 64, 128, 192])?,
@@ -49,9 +51,13 @@ macro_rules! kernels {
                     roomy,
                     prefill,
                     hopper,
+                    whole_blocks: 0,
                     _module: module,
                 };
                 kernels.allow_shared(gpu)?;
+                if prefill {
+                    kernels.whole_blocks = kernels.count_whole_blocks(gpu)?;
+                }
                 Ok(kernels)
             }
         }
@@ -108,6 +114,7 @@ kernels!(
     index_scores_bf16,
     index_choose,
     route,
+    route_few,
     group_visits,
     experts_gate_up_plain,
     experts_down_plain,
@@ -131,14 +138,25 @@ pub struct GateUpAndDown {
     pub down: CUfunction,
 }
 
+/// A kernel for gate, up and down, and what its blocks take.
+#[derive(Clone, Copy)]
+pub struct WholeKernel {
+    /// The kernel.
+    pub kernel: CUfunction,
+    /// Threads of a block.
+    pub threads: usize,
+    /// Shared memory of a block, in bytes: rings of weights on their way.
+    pub shared: usize,
+}
+
 /// The experts' kernels for weights of one form; which is for what, says `experts::Pass`.
 pub struct ExpertKernels {
     /// Passes of 8 columns.
     pub narrow: GateUpAndDown,
     /// Of up to 24.
     pub many: GateUpAndDown,
-    /// For large steps of decoding; bf16 weights have none, their tiles are too large.
-    pub wide: Option<GateUpAndDown>,
+    /// Gate, up and down in one kernel; bf16 weights have none, their tiles are too large.
+    pub whole: Option<WholeKernel>,
     /// For prompts.
     pub prefill: GateUpAndDown,
     /// For prompts on Hopper, by the most visitors of a tile.
@@ -153,10 +171,23 @@ impl ExpertKernels {
                 down: module.kernel(&format!("experts_down_{form}_{variant}"))?,
             })
         };
+        // As `WholeShape` of `experts_whole.cu` says: warps of a block, and bytes of a warp's ring.
+        let whole = |name: &str, warps: usize, ring: usize| {
+            Ok::<WholeKernel, Error>(WholeKernel {
+                kernel: module.kernel(name)?,
+                threads: 32 * warps,
+                shared: warps * ring,
+            })
+        };
         Ok(ExpertKernels {
             narrow: pair("8")?,
             many: pair("24")?,
-            wide: if form == "bf16" { None } else { Some(pair("wide")?) },
+            whole: match form {
+                "nvfp4" => Some(whole("experts_whole_nvfp4", 24, 2 * 4 * 1_152)?),
+                "int4" => Some(whole("experts_whole_int4", 20, 2 * 4 * 1_152)?),
+                "f8" => Some(whole("experts_whole_f8", 16, 3 * 2 * 2_064)?),
+                _ => None,
+            },
             prefill: pair("prefill")?,
             hopper: hopper
                 .iter()
@@ -174,12 +205,12 @@ pub const MATMUL_FORMAT_SHARED: usize = 68 << 10;
 pub const GATE_UP_SHARED: usize = 72 << 10;
 /// The same for their down: four blocks.
 pub const DOWN_SHARED: usize = 56 << 10;
-/// The same for the experts of large steps.
-pub const EXPERTS_WIDE_SHARED: usize = 108 << 10;
 /// The same for prompts: one block a multiprocessor.
 pub const PREFILL_SHARED: usize = 192 << 10;
 /// The same for prompts on Hopper: one block a multiprocessor.
 pub const HOPPER_SHARED: usize = 226 << 10;
+/// Groups of up to eight visits that it can list, `WHOLE_GROUPS` of `experts_whole.cu`.
+pub const WHOLE_GROUPS: usize = 560;
 /// Vectors of a block for prompts, `PREFILL_VECTORS` of `prefill.cu`.
 pub const PREFILL_VECTORS: usize = 64;
 /// The same for attention on tensor cores: two pages, queries, scores.
@@ -195,6 +226,15 @@ impl Kernels {
             Layout::F8Blocks => &self.experts[2],
             _ => &self.experts[3],
         }
+    }
+
+    /// How many blocks of any of the kernels with all of a step's experts run at once: they wait for each other.
+    fn count_whole_blocks(&self, gpu: &Gpu) -> Result<usize, Error> {
+        let mut least = usize::MAX;
+        for whole in self.experts.iter().filter_map(|experts| experts.whole) {
+            least = least.min(gpu.blocks_at_once(whole.kernel, whole.threads, whole.shared)?);
+        }
+        Ok(if least == usize::MAX { 0 } else { least })
     }
 
     /// More than 48 KB of shared memory must be asked for, kernel by kernel.
@@ -214,9 +254,8 @@ impl Kernels {
         }
         if self.roomy {
             for experts in &self.experts {
-                if let Some(pair) = experts.wide {
-                    gpu.allow_shared(pair.gate_up, EXPERTS_WIDE_SHARED)?;
-                    gpu.allow_shared(pair.down, EXPERTS_WIDE_SHARED)?;
+                if let Some(whole) = experts.whole {
+                    gpu.allow_shared(whole.kernel, whole.shared)?;
                 }
                 gpu.allow_shared(experts.prefill.gate_up, PREFILL_SHARED)?;
                 gpu.allow_shared(experts.prefill.down, PREFILL_SHARED)?;
@@ -299,6 +338,27 @@ pub struct ExpertWeightArgs {
     pub global_scales: Address,
     pub value_stride: u64,
     pub scale_stride: u64,
+}
+
+/// `ExpertsJob` of `experts_whole.cu`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[allow(missing_docs)] // As there.
+pub struct ExpertsJobArgs {
+    pub gate: ExpertWeightArgs,
+    pub up: ExpertWeightArgs,
+    pub down: ExpertWeightArgs,
+    pub hidden: u32,
+    pub width: u32,
+    pub visits: VisitsArgs,
+    pub slots: u32,
+    pub x: Address,
+    pub activated: Address,
+    pub y: Address,
+    pub done: Address,
+    pub activated_order: Order,
+    pub up_slices: u32,
+    pub down_slices: u32,
 }
 
 /// `Visits` of `experts.cu`.

@@ -8,7 +8,7 @@ use crate::Error;
 use crate::cpu::Route;
 
 /// Shared memory that a block has without asking, in bytes.
-const SHARED_BYTES: usize = 48 * 1024;
+const SHARED_BYTES: usize = 46 * 1024;
 
 /// Where a step's routes and lists stand; made for the largest step.
 pub struct Routes {
@@ -68,6 +68,14 @@ impl Routes {
         let (logits, chosen, weights) =
             (self.logits.address(), self.chosen.address(), self.weights.address());
         let shared = 4 * (2 * args.experts + args.groups) as usize;
+        let few =
+            count <= FEW_TOKENS && count * self.per_token() <= FEW_ROUTES && count * shared <= SHARED_BYTES;
+        if few {
+            let VisitsArgs { slots, tokens, .. } = self.visits(count);
+            let (tokens_of_step, places) = (count as u32, self.places.address());
+            return launch!(gpu, kernels.route_few, (1, 1, 1), 32 * FEW_TOKENS, count * shared;
+                args, logits, bias, tokens_of_step, chosen, weights, slots, tokens, places);
+        }
         launch!(gpu, kernels.route, (count, 1, 1), 32, shared; args, logits, bias, chosen, weights)?;
         let VisitsArgs { slots, tokens, .. } = self.visits(count);
         let (tokens_of_step, places) = (count as u32, self.places.address());
@@ -117,6 +125,10 @@ impl Routes {
         Ok(routes.chunks(per_token).map(<[Route]>::to_vec).collect())
     }
 }
+
+/// Tokens of `route_few`, one a warp, and their routes together: as in `router.cu`.
+const FEW_TOKENS: usize = 8;
+const FEW_ROUTES: usize = 256;
 
 /// What the list-making block keeps in shared memory.
 fn list_bytes(experts: usize) -> usize {

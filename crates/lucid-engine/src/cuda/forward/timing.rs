@@ -54,7 +54,7 @@ impl CudaModel {
                 let pass = experts::Pass::best(
                     &self.kernels,
                     &experts.routed,
-                    slots,
+                    Some(slots),
                     count,
                     count * routes.per_token(),
                 );

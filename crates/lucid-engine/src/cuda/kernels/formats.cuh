@@ -28,9 +28,9 @@ __device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b) {
 // Left shifts as products: they run on a pipe that has nothing else to do. The compiler would turn them back into shifts if it
 // knew the factors, so they come from the block's size, `block`.
 struct Factors {
-    u32 two, eight, sixty_four;
+    u32 sixteen, sixty_four;
     __device__ __forceinline__ explicit Factors(u32 block = 256)
-        : two(blockDim.x / (block / 2)), eight(blockDim.x / (block / 8)), sixty_four(blockDim.x / (block / 64)) {}
+        : sixteen(blockDim.x / (block / 16)), sixty_four(blockDim.x / (block / 64)) {}
 };
 
 // Codes i and i + 4 of an interleaved word (see numerics.cuh) as a bf16 pair, times 2^-126: the sign in bit 15, the three
@@ -38,20 +38,30 @@ struct Factors {
 template <int I>
 __device__ __forceinline__ u32 e2m1_pair(u32 word, const Factors& by) {
     if (I == 0) return word & 0x81c081c0u;
-    if (I == 1) return word * by.eight & 0x81c081c0u;
-    if (I == 2) return word * by.sixty_four & 0x81c081c0u;
-    return (word * by.two & 0x80008000u) | (word >> 5 & 0x01000100u) | (word >> 4 & 0x00c000c0u);
+    if (I == 1) return word * by.sixteen & 0x81c081c0u;
+    if (I == 2) return __funnelshift_r(word, word, 6) & 0x81c081c0u;
+    return (word * by.sixty_four & 0x80c080c0u) | (word >> 2 & 0x01000100u);
 }
 
-// Two E4M3 scales, in bits 0 to 7 and 16 to 23, as a bf16 pair, times 2^119: exact, and NaN stays NaN.
+// Two E4M3 scales, in bits 0 to 7 and 16 to 23, or (HIGH) 8 to 15 and 24 to 31, as a bf16 pair, times 2^119: exact. What else is in
+// the word is left out.
+template <bool HIGH>
 __device__ __forceinline__ u32 scale_pair(u32 codes) {
-    u32 magnitude = codes & 0x007f007fu;
-    u32 pair = multiply_pairs(magnitude * 16, 0x7b807b80u);  // 2^120: the plain value
-    pair = multiply_pairs(pair, 0x7b007b00u);                // 2^119
-    // 0x7f + 1 carries into bit 7; times 255 that is all ones in bits 7 to 14.
-    u32 nan = (magnitude + 0x00010001u & 0x00800080u) * 255;
-    return pair | (codes & 0x00800080u) * 256 | nan;
+    u32 magnitude = (HIGH ? codes >> 4 : codes << 4) & 0x07f007f0u;
+    u32 pair = multiply_pairs(magnitude, 0x7b807b80u);  // 2^120: the plain value
+    pair = multiply_pairs(pair, 0x7b007b00u);           // 2^119
+    return pair | ((HIGH ? codes : codes << 8) & 0x80008000u);
 }
+
+// Whether one of the four E4M3 codes is NaN, which a scale hardly ever is: then its half of the pair becomes NaN.
+__device__ __forceinline__ bool has_nan(u32 codes) { return ((codes & 0x7f7f7f7fu) + 0x01010101u & 0x80808080u) != 0; }
+template <bool HIGH>
+__device__ __forceinline__ u32 nan_of(u32 codes) {
+    u32 magnitude = (HIGH ? codes >> 8 : codes) & 0x007f007fu;
+    // 0x7f + 1 carries into bit 7; times 255 that is all ones in bits 7 to 14.
+    return (magnitude + 0x00010001u & 0x00800080u) * 255;
+}
+
 // NVFP4: E2M1 codes, an E4M3 scale for 16 columns; their products are bf16 numbers. Lane 4 g + t has columns 32 t to 32 t + 31.
 struct Nvfp4 {
     static const int BYTES = TILE_BYTES;
@@ -63,19 +73,26 @@ struct Nvfp4 {
     __device__ __forceinline__ void load(const u8* tile, u32 lane) {
         low = ((const uint4*)tile)[lane];
         high = ((const uint4*)(tile + 512))[lane];
-        // Two bytes for each row, brought to bits 0 and 16.
         u32 scales = ((const u32*)(tile + 1024))[lane];
-        low_pair = scale_pair(__byte_perm(scales, 0, 0x4140));
-        high_pair = scale_pair(__byte_perm(scales, 0, 0x4342));
+        low_pair = scale_pair<false>(scales);
+        high_pair = scale_pair<true>(scales);
+        if (has_nan(scales)) {
+            low_pair |= nan_of<false>(scales);
+            high_pair |= nan_of<true>(scales);
+        }
     }
     // Rows g from half `low_half` of one tile, rows g + 8 from half `high_half` of another.
     __device__ __forceinline__ void load(const u8* low_tile, u32 low_half, const u8* high_tile, u32 high_half, u32 lane) {
         low = ((const uint4*)(low_tile + 512 * low_half))[lane];
         high = ((const uint4*)(high_tile + 512 * high_half))[lane];
-        u32 low_scales = ((const u16*)(low_tile + 1024))[2 * lane + low_half];
-        u32 high_scales = ((const u16*)(high_tile + 1024))[2 * lane + high_half];
-        low_pair = scale_pair(__byte_perm(low_scales, 0, 0x4140));
-        high_pair = scale_pair(__byte_perm(high_scales, 0, 0x4140));
+        u32 low_scales = ((const u32*)(low_tile + 1024))[lane] >> 8 * low_half;
+        u32 high_scales = ((const u32*)(high_tile + 1024))[lane] >> 8 * high_half;
+        low_pair = scale_pair<false>(low_scales);
+        high_pair = scale_pair<false>(high_scales);
+        if (has_nan(low_scales) || has_nan(high_scales)) {
+            low_pair |= nan_of<false>(low_scales);
+            high_pair |= nan_of<false>(high_scales);
+        }
     }
     __device__ __forceinline__ void unpack(u32 (&a)[8], int word, const Factors& by) const {
         u32 broadcast = word < 2 ? 0x1010 : 0x3232;

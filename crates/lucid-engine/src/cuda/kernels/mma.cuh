@@ -55,14 +55,14 @@ struct Accumulators {
 #define THREADS (WARPS * 32)
 
 // The rest of the steps, and all products, for weights in tiles of 128 columns (see formats.cuh). Vectors are read up to a step past
-// their end (see `Gpu::allocate`). `before_tile` is called with the number of each tile before it is added.
-template <typename Format, int NT, int S, int R, int C, typename F>
-__device__ __forceinline__ void accumulate(Ring<S, R, C * Format::BYTES>& ring, Flags<S>& flags, Place<S>& place,
-                                           const u8* const (&weights)[R], const Columns<NT>& columns, u32 tiles, u32 first,
-                                           u32 last, Accumulators<NT> (&acc)[R], F before_tile) {
+// their end (see `Gpu::allocate`). `refill` is called with a stage that is free again and the first tile of the stage that is read
+// meanwhile, `before_tile` with the number of each tile before it is added.
+template <typename Format, int NT, int S, int R, int C, int W, typename G, typename F>
+__device__ __forceinline__ void accumulate_stages(Ring<S, R, C * Format::BYTES, W>& ring, Flags<S, W>& flags, Place<S>& place, const Factors& by,
+                                                  const Columns<NT>& columns, u32 tiles, u32 first, u32 last,
+                                                  Accumulators<NT> (&acc)[R], G refill, F before_tile) {
     // Vectors come this many words before they are used: a whole step if they are few, else as many as there are registers for.
     const int AHEAD = NT == 1 ? 4 : NT <= 4 && R == 2 ? 2 : 1;
-    const Factors by;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u16* x[NT];
     uint4 b[AHEAD][NT];
@@ -77,7 +77,7 @@ __device__ __forceinline__ void accumulate(Ring<S, R, C * Format::BYTES>& ring, 
     for (u32 at = first; at < last; at += C) {
         wait(flags, place);
         const u8* stage = ring.bytes[warp][place.stage][0];
-        fetch<Format::BYTES, C>(ring, flags, before(place), weights, at + C * (S - 1), last);
+        refill(before(place), at);
         next(place);
 #pragma unroll
         for (int c = 0; c < C; c++) {
@@ -109,11 +109,15 @@ __device__ __forceinline__ void accumulate(Ring<S, R, C * Format::BYTES>& ring, 
     }
 }
 
+// The same for one stretch of tiles: the ring holds nothing behind `last`.
 template <typename Format, int NT, int S, int R, int C>
 __device__ __forceinline__ void accumulate(Ring<S, R, C * Format::BYTES>& ring, Flags<S>& flags, Place<S>& place,
                                            const u8* const (&weights)[R], const Columns<NT>& columns, u32 tiles, u32 first,
                                            u32 last, Accumulators<NT> (&acc)[R]) {
-    accumulate<Format, NT, S, R, C>(ring, flags, place, weights, columns, tiles, first, last, acc, [](u32) {});
+    accumulate_stages<Format, NT, S, R, C>(
+        ring, flags, place, Factors(), columns, tiles, first, last, acc,
+        [&](u32 stage, u32 at) { fetch<Format::BYTES, C>(ring, flags, stage, weights, at + C * (S - 1), last); },
+        [](u32) {});
 }
 
 // bf16 in tiles of 32 columns, which products of any width have.

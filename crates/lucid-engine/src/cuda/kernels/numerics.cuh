@@ -67,7 +67,7 @@ __device__ __forceinline__ float e2m1_to_f32(u32 code) {
 
 // NVFP4 for the tensor-core kernels: the same bits in tiles of 16 rows by 128 columns, 1,152 bytes each, in the order in which a
 // warp takes them: three contiguous reads a step. Lane 4 g + t has columns 32 t to 32 t + 31 of rows g and g + 8.
-//   0: [32 lanes][4] words of row g;  512: the same of row g + 8;  1024: [32 lanes] scales: two of row g, two of row g + 8
+//   0: [32 lanes][4] words of row g;  512: the same of row g + 8;  1024: [32 lanes] scales: of row g, of row g + 8, and the next of both
 // Tiles stand by columns, then by rows; rows past the last are zero.
 #define TILE_BYTES 1152
 
@@ -84,32 +84,30 @@ __device__ __forceinline__ float e2m1_to_f32(u32 code) {
 //   0: [2 pairs of words][rows g, rows g + 8][32 lanes][2 words][8 bytes];  2048: the scale, f32, and 12 bytes of nothing
 #define F8_TILE_BYTES 2064
 
-// The bits of each word of eight NVFP4 codes stand so that few instructions unpack them. In each half of the word (codes 0 to 3, 4 to
-// 7), with a code's bits as s (sign) and a, b, c:
+// The bits of each word of eight NVFP4 codes stand so that few instructions unpack them: three codes of a half (codes 0 to 3, 4 to
+// 7) come with one shift and one mask, which is as many as there can be. With a code's bits as s (sign) and a, b, c:
 //   15 14 13 12 11 10  9  8  7  6  5  4  3  2  1  0
-//   s0 s3 a3 s1 b3 c3 s2 a0 b0 c0 a1 b1 c1 a2 b2 c2
+//   s0 a2 b2 c2 s1 a3 s3 a0 b0 c0 s' a1 b1 c1 b3 c3      s': s2 of the other half, for code 2 comes by a rotation of the word
 __device__ __forceinline__ u32 interleave(u32 codes) {
-    u32 s = codes & 0x88888888u, m = codes & 0x77777777u;
     u32 word = 0;
 #pragma unroll
-    for (int half = 0; half < 32; half += 16) {
-        u32 sign = s >> half & 0xffff, bits = m >> half & 0xffff;
-        u32 three = bits >> 12;
-        word |= ((sign >> 3 & 1) << 15 | (sign >> 15 & 1) << 14 | (three >> 2 & 1) << 13 | (sign >> 7 & 1) << 12 |
-                 (three & 3) << 10 | (sign >> 11 & 1) << 9 | (bits & 7) << 6 | (bits >> 4 & 7) << 3 | (bits >> 8 & 7))
-                << half;
+    for (int half = 0; half < 2; half++) {
+        u32 bits = codes >> 16 * half;
+        u32 low = (bits >> 3 & 1) << 15 | (bits >> 8 & 7) << 12 | (bits >> 7 & 1) << 11 | (bits >> 14 & 1) << 10 |
+                  (bits >> 15 & 1) << 9 | (bits & 7) << 6 | (bits >> 4 & 7) << 2 | (bits >> 12 & 3);
+        word |= low << 16 * half | (bits >> 11 & 1) << (16 * (1 - half) + 5);
     }
     return word;
 }
 
 // Code i of an interleaved word, as E2M1 has it.
 __device__ __forceinline__ u32 interleaved_code(u32 word, u32 i) {
-    u32 half = word >> (i / 4 * 16);
+    u32 half = word >> (i / 4 * 16), other = word >> (16 - i / 4 * 16);
     switch (i % 4) {
         case 0: return half >> 12 & 8 | half >> 6 & 7;
-        case 1: return half >> 9 & 8 | half >> 3 & 7;
-        case 2: return half >> 6 & 8 | half & 7;
-        default: return half >> 11 & 8 | half >> 11 & 4 | half >> 10 & 3;
+        case 1: return half >> 8 & 8 | half >> 2 & 7;
+        case 2: return other >> 2 & 8 | half >> 12 & 7;
+        default: return half >> 6 & 8 | half >> 8 & 4 | half & 3;
     }
 }
 
@@ -117,7 +115,7 @@ __device__ __forceinline__ float decode_tiled(const u8* values, u64 row, u32 k, 
     const u8* tile = values + (row / 16 * (cols / 128) + k / 128) * TILE_BYTES;
     u32 high = row % 16 / 8, lane = row % 8 * 4 + k % 128 / 32;
     u32 word = ((const u32*)(tile + 512 * high))[4 * lane + k % 32 / 8];
-    return e2m1_to_f32(interleaved_code(word, k % 8)) * e4m3_to_f32(tile[1024 + 4 * lane + 2 * high + k % 32 / 16]);
+    return e2m1_to_f32(interleaved_code(word, k % 8)) * e4m3_to_f32(tile[1024 + 4 * lane + k % 32 / 16 * 2 + high]);
 }
 
 __device__ __forceinline__ float decode_bf16_tiled(const u8* values, u64 row, u32 k, u32 cols) {

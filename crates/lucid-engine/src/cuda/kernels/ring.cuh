@@ -7,16 +7,16 @@
 
 #define BULK_COPIES (__CUDA_ARCH__ >= 900)
 
-// S stages of `BYTES` bytes for each of R row tiles.
-template <int S, int R, int BYTES>
+// For each of W warps, S stages of `BYTES` bytes for each of R row tiles.
+template <int S, int R, int BYTES, int W = 8>
 struct Ring {
-    u8 bytes[8][S][R][BYTES];
+    u8 bytes[W][S][R][BYTES];
 };
 
 // The barriers of all warps' stages. They stand outside of the ring, whose memory is used for other things in between.
-template <int S>
+template <int S, int W = 8>
 struct Flags {
-    u64 full[8][S];
+    u64 full[W][S];
 };
 
 // The stage that a warp reads next, and the barrier's phase that says that it is full.
@@ -50,8 +50,8 @@ __device__ __forceinline__ void wait_copies() {
 }
 
 // Once in a block, before anything is fetched.
-template <int S>
-__device__ __forceinline__ Place<S> prepare(Flags<S>& flags) {
+template <int S, int W>
+__device__ __forceinline__ Place<S> prepare(Flags<S, W>& flags) {
 #if BULK_COPIES
     if (threadIdx.x % 32 == 0) {
 #pragma unroll
@@ -65,27 +65,35 @@ __device__ __forceinline__ Place<S> prepare(Flags<S>& flags) {
     return Place<S>{0, 0};
 }
 
-// Sends tiles [at, at + C), but none from `end` on, of UNIT bytes each, on their way.
+#if BULK_COPIES
+// One lane sends tiles [at, at + C), but none from `end` on, of UNIT bytes each, on their way.
+template <int UNIT, int C, int S, int R, int W>
+__device__ __forceinline__ void send(Ring<S, R, C * UNIT, W>& ring, Flags<S, W>& flags, u32 stage, const u8* const (&from)[R],
+                                     u32 at, u32 end) {
+    u32 warp = threadIdx.x / 32, bytes = min(C, end - at) * UNIT;
+    u32 flag = shared_address(&flags.full[warp][stage]);
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(flag), "r"(bytes * R) : "memory");
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                         shared_address(ring.bytes[warp][stage][r])),
+                     "l"(from[r] + (u64)at * UNIT), "r"(bytes), "r"(flag)
+                     : "memory");
+}
+#endif
+
+// The same by all lanes of a warp.
 template <int UNIT, int C, int S, int R>
 __device__ __forceinline__ void fetch(Ring<S, R, C * UNIT>& ring, Flags<S>& flags, u32 stage, const u8* const (&from)[R],
                                       u32 at, u32 end) {
-    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 lane = threadIdx.x % 32;
     // All lanes are done with what the stage held before.
     __syncwarp();
     if (at < end) {
-        u32 bytes = min(C, end - at) * UNIT;
 #if BULK_COPIES
-        if (lane == 0) {
-            u32 flag = shared_address(&flags.full[warp][stage]);
-            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(flag), "r"(bytes * R) : "memory");
-#pragma unroll
-            for (int r = 0; r < R; r++)
-                asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                                 shared_address(ring.bytes[warp][stage][r])),
-                             "l"(from[r] + (u64)at * UNIT), "r"(bytes), "r"(flag)
-                             : "memory");
-        }
+        if (lane == 0) send<UNIT, C>(ring, flags, stage, from, at, end);
 #else
+        u32 warp = threadIdx.x / 32, bytes = min(C, end - at) * UNIT;
 #pragma unroll
         for (int r = 0; r < R; r++)
             for (u32 i = 16 * lane; i < bytes; i += 512)
@@ -115,8 +123,8 @@ __device__ __forceinline__ void give_back() {
 }
 
 // Waits until the stage is full.
-template <int S>
-__device__ __forceinline__ void wait(Flags<S>& flags, const Place<S>& place) {
+template <int S, int W>
+__device__ __forceinline__ void wait(Flags<S, W>& flags, const Place<S>& place) {
 #if BULK_COPIES
     u32 flag = shared_address(&flags.full[threadIdx.x / 32][place.stage]);
     u32 full = 0;

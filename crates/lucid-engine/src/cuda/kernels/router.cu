@@ -22,20 +22,17 @@ __device__ __forceinline__ bool better(float a, u32 i, float b, u32 j) {
 __device__ __forceinline__ void best_of_lane(const float* choice, u32 experts, u32& best, u32& at) {
     best = 0;
     at = ~0u;
-    for (u32 e = threadIdx.x; e < experts; e += 32) {
+    for (u32 e = threadIdx.x % 32; e < experts; e += 32) {
         u32 score = key(choice[e]);
         if (score > best || at == ~0u) best = score, at = e;
     }
 }
 
-// One warp a token. logits [tokens, experts]; chosen, weights [tokens, per_token], best first.
-// Shared memory: 2 * experts + groups floats.
-extern "C" __global__ void route(Routing r, const float* logits, const float* bias, u32* chosen, float* weights) {
-    extern __shared__ float memory[];
+// A token's routes, by one warp. `memory` holds 2 * experts + groups floats.
+__device__ __forceinline__ void route_token(const Routing& r, u64 token, const float* logits, const float* bias, u32* chosen,
+                                            float* weights, float* memory) {
     float *scores = memory, *choice = memory + r.experts, *group_values = memory + 2 * r.experts;
-    wait_for_previous();
-    u64 token = blockIdx.x;
-    u32 lane = threadIdx.x;
+    u32 lane = threadIdx.x % 32;
     logits += token * r.experts;
     chosen += token * r.per_token;
     weights += token * r.per_token;
@@ -99,6 +96,54 @@ extern "C" __global__ void route(Routing r, const float* logits, const float* bi
         if (r.normalize) weight /= sum + 1e-20f;
         weights[i] = weight * r.scaling;
     }
+}
+
+// One warp a token. logits [tokens, experts]; chosen, weights [tokens, per_token], best first.
+// Shared memory: 2 * experts + groups floats.
+extern "C" __global__ void route(Routing r, const float* logits, const float* bias, u32* chosen, float* weights) {
+    extern __shared__ float memory[];
+    wait_for_previous();
+    route_token(r, blockIdx.x, logits, bias, chosen, weights, memory);
+}
+
+#define FEW_TOKENS 8
+#define FEW_ROUTES 256
+
+// Routes and lists (see group_visits) of up to eight tokens, by one block, a warp a token.
+// Shared memory: 2 * experts + groups floats a token.
+extern "C" __global__ void __launch_bounds__(32 * FEW_TOKENS)
+    route_few(Routing r, const float* logits, const float* bias, u32 count, u32* chosen, float* weights, uint4* slots,
+              u32* tokens, u32* places) {
+    extern __shared__ float memory[];
+    __shared__ u32 experts[FEW_ROUTES], is_first[FEW_ROUTES];
+    u32 warp = threadIdx.x / 32, total = count * r.per_token, mine = threadIdx.x;
+    wait_for_previous();
+    if (warp < count) route_token(r, warp, logits, bias, chosen, weights, memory + warp * (2 * r.experts + r.groups));
+    __syncthreads();
+    if (mine < total) experts[mine] = chosen[mine];
+    __syncthreads();
+    // A route's place: behind those to lower experts and those of earlier tokens to its own.
+    u32 place = 0, visitors = 0, earlier = 0;
+    if (mine < total) {
+        for (u32 i = 0; i < total; i++) {
+            bool same = experts[i] == experts[mine];
+            visitors += same;
+            earlier += same && i < mine;
+            place += experts[i] < experts[mine] || (same && i < mine);
+        }
+        is_first[mine] = earlier == 0;
+        tokens[place] = mine / r.per_token;
+        places[mine] = place;
+    }
+    u32 used = __syncthreads_count(mine < total && earlier == 0), shared = r.shared ? 1 : 0;
+    if (mine < total && earlier == 0) {
+        u32 slot = shared;
+        for (u32 i = 0; i < total; i++) slot += is_first[i] && experts[i] < experts[mine];
+        slots[slot] = make_uint4(experts[mine], place, visitors, 0);
+    }
+    if (shared && mine == 0) slots[0] = make_uint4(r.experts, total, count, 0);
+    if (shared && mine < count) tokens[total + mine] = mine;
+    for (u32 i = shared + used + mine; i <= r.experts; i += blockDim.x) slots[i] = make_uint4(0, 0, 0, 0);
 }
 
 // The lists of all experts, by one block of 1,024 threads. Visits stand by expert, then by token, so every step has one order.

@@ -9,7 +9,7 @@ extern "C" __global__ void tile_nvfp4(const u32* codes, const u8* scales, u32 ro
         u32 high = row % 16 / 8, lane = row % 8 * 4 + k % 128 / 32;
         ((u32*)(tile + 512 * high))[4 * lane + k % 32 / 8] = row < rows ? interleave(codes[i]) : 0;
         if (k % 16 == 0)
-            tile[1024 + 4 * lane + 2 * high + k % 32 / 16] = row < rows ? scales[(u64)row * (cols / 16) + k / 16] : 0;
+            tile[1024 + 4 * lane + k % 32 / 16 * 2 + high] = row < rows ? scales[(u64)row * (cols / 16) + k / 16] : 0;
     }
 }
 

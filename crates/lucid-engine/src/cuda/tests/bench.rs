@@ -11,7 +11,7 @@ use super::{gpu_with_terms, split_vectors};
 use crate::cpu::Span;
 use crate::cuda::attention::{Choices, PartialSums, Shape, StepRows, attend};
 use crate::cuda::driver::{Address, Buffer, Gpu, launch};
-use crate::cuda::experts::{ExpertBuffers, Normed, Pass, down, gate_up};
+use crate::cuda::experts::{ExpertBuffers, Normed, Pass, down, gate_up, visit};
 use crate::cuda::forward::CudaModel;
 use crate::cuda::kernels::{Kernels, Order};
 use crate::cuda::matmul::{Product, multiply};
@@ -239,7 +239,7 @@ fn routed(layers: &[Layer]) -> Vec<&Mlps> {
 }
 
 /// The experts of native Kimi-K2.5 (INT4) and of Kimi-K2 (FP8 blocks), and bf16 ones, as shared experts are beside INT4. The values are
-/// noise, and some no numbers: only the time counts.
+/// noise, and some no numbers: only the time counts. With `ALL_PASSES` set, by all kernels that take them, not by the best alone.
 #[test]
 #[ignore = "a benchmark, for a GPU with 80 GB or more"]
 fn experts_in_other_forms_at_full_width() {
@@ -251,6 +251,12 @@ fn experts_in_other_forms_at_full_width() {
         let mlps: Vec<Mlps> = (0..layers).map(|_| noise.mlps(&gpu, layout, EXPERTS + 1)).collect();
         for batch in [1, 8, 32, 64, 2_048] {
             println!("{layout:?}");
+            if std::env::var_os("ALL_PASSES").is_some() && batch <= 64 {
+                for pass in [Pass::Narrow, Pass::Many, Pass::Whole] {
+                    println!("{pass:?}");
+                    experts_by(&gpu, &kernels, &mlps.iter().collect::<Vec<_>>(), batch, copy, Some(pass));
+                }
+            }
             experts_alone(&gpu, &kernels, &mlps.iter().collect::<Vec<_>>(), batch, copy);
         }
     }
@@ -284,6 +290,10 @@ fn f8_projections(gpu: &Gpu, kernels: &Kernels, noise: &Noise, copy: f64) {
 }
 
 fn experts_alone(gpu: &Gpu, kernels: &Kernels, mlps: &[&Mlps], batch: usize, copy: f64) {
+    experts_by(gpu, kernels, mlps, batch, copy, None);
+}
+
+fn experts_by(gpu: &Gpu, kernels: &Kernels, mlps: &[&Mlps], batch: usize, copy: f64, pass: Option<Pass>) {
     let moe = config(1).moe.unwrap();
     let mut random = Random::new(batch as u64);
     let xs: Vec<f32> = (0..batch * HIDDEN).map(|_| random.number()).collect();
@@ -307,12 +317,19 @@ fn experts_alone(gpu: &Gpu, kernels: &Kernels, mlps: &[&Mlps], batch: usize, cop
     let experts = distinct as f64 / 8.0;
     println!("batch {batch}: {:.1} routed experts and the shared one", experts - 1.0);
     let slots = routings[0].most_active(batch);
-    let pass = Pass::best(kernels, mlps[0], slots, batch, 8 * batch);
+    let pass = pass.unwrap_or(Pass::best(kernels, mlps[0], Some(slots), batch, 8 * batch));
+    let bytes = experts * expert_bytes(mlps[0]);
+    if pass == Pass::Whole {
+        let seconds = measure(gpu, |i| {
+            let visits = routings[i % 8].visits(batch);
+            visit(gpu, kernels, mlps[i % mlps.len()], visits, slots, pass, x, &buffers).unwrap();
+        });
+        return line("experts", seconds, bytes, copy);
+    }
     let up = measure(gpu, |i| {
         let visits = routings[i % 8].visits(batch);
         gate_up(gpu, kernels, mlps[i % mlps.len()], visits, slots, pass, x, &buffers).unwrap();
     });
-    let bytes = experts * expert_bytes(mlps[0]);
     line("experts, gate and up", up, bytes * 2.0 / 3.0, copy);
     let after = measure(gpu, |i| {
         down(gpu, kernels, mlps[i % mlps.len()], routings[i % 8].visits(batch), slots, pass, &buffers)

@@ -52,7 +52,7 @@ fn visits_match_f64(terms: usize, tolerance: f64) {
             })
             .collect();
         let on_gpu = Mlps::upload(&gpu, &kernels, &mlps.iter().collect::<Vec<_>>()).unwrap();
-        for count in [1, 2, 5, 17, 70, 301] {
+        for count in [1, 2, 5, 17, 64, 70, 301] {
             let moe = MoE {
                 n_routed_experts: EXPERTS,
                 n_shared_experts: 1,
@@ -91,11 +91,11 @@ fn visits_match_f64(terms: usize, tolerance: f64) {
                 y
             };
             let (plain, narrow) = (run(Pass::Plain), run(Pass::Narrow));
-            let wide = (terms == 1 && kernels.roomy).then_some(Pass::Wide);
+            let whole = kernels.prefill.then_some(Pass::Whole);
             let prefill = kernels.prefill.then_some(Pass::Prefill);
             let hopper =
                 kernels.hopper.map(|_| [32, 64, 96, 128, 192].map(Pass::Hopper)).into_iter().flatten();
-            for pass in [Pass::Many].into_iter().chain(wide).chain(prefill).chain(hopper) {
+            for pass in [Pass::Many].into_iter().chain(whole).chain(prefill).chain(hopper) {
                 assert!(
                     same_bits(&narrow, &run(pass)),
                     "{pass:?}, {layout:?} {hidden}x{width}, {count} tokens"

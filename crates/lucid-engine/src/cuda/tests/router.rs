@@ -33,7 +33,7 @@ fn choices_match_the_processor_and_lists_hold_every_visit_once() {
     ];
     for moe in &models {
         for (with_bias, shared) in [(true, true), (false, false)] {
-            for count in [1, 2, 17, 300] {
+            for count in [1, 2, 8, 17, 300] {
                 let experts = moe.n_routed_experts;
                 let mut logits: Vec<f32> = (0..count * experts).map(|_| random.number() * 4.0).collect();
                 // Ties, and a NaN in the last token.
