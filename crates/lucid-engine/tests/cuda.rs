@@ -261,7 +261,6 @@ fn draws_dont_depend_on_who_draws() {
                     },
                     logprobs,
                     prompt_logprobs: logprobs,
-                    ..Request::default()
                 })
                 .collect()
         };
