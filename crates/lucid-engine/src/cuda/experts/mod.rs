@@ -1,0 +1,148 @@
+//! The feed-forward half of a layer: one SwiGLU block, or routed experts and a shared one.
+
+mod pass;
+mod tilings;
+mod visit;
+
+pub use pass::Pass;
+pub use visit::visit;
+#[cfg(test)]
+pub use visit::{down, gate_up};
+
+use super::driver::{Address, Buffer, Gpu, launch};
+use super::kernels::{Kernels, Order, VisitsArgs, WHOLE_GROUPS};
+use super::matmul::{Product, multiply};
+use super::packing::{Packing, Room};
+use super::router::Routes;
+use super::weights::{Experts, Layout, Mlps};
+use crate::Error;
+
+/// Buffers of the feed-forward half, made for the largest step.
+pub struct ExpertBuffers {
+    /// `[visits, terms, width]` bf16
+    activated: Buffer,
+    /// `[visits, hidden]` f32
+    down: Buffer,
+    /// `[WHOLE_GROUPS + 2]` u32, zero between steps: see `experts_whole.cu`
+    done: Buffer,
+    /// For prompts on Hopper; the layer's other products use it too.
+    pub packing: Packing,
+}
+
+impl ExpertBuffers {
+    /// For visits to blocks of up to `width`, and what `room` says.
+    ///
+    /// # Errors
+    /// When the memory is missing.
+    pub fn new(
+        gpu: &Gpu,
+        kernels: &Kernels,
+        room: Room,
+        width: usize,
+        hidden: usize,
+    ) -> Result<ExpertBuffers, Error> {
+        Ok(ExpertBuffers {
+            activated: gpu.allocate(room.visits * kernels.terms * width * 2)?,
+            down: gpu.allocate(room.visits * hidden * 4)?,
+            done: gpu.upload(&[0u32; WHOLE_GROUPS + 2])?,
+            packing: Packing::new(gpu, kernels, room)?,
+        })
+    }
+
+    /// Where the outputs of visits stand.
+    #[cfg(test)]
+    pub fn outputs(&self) -> Address {
+        self.down.address()
+    }
+}
+
+/// A step's normalized vectors, in both orders.
+#[derive(Clone, Copy)]
+pub struct Normed {
+    /// `[tokens, terms, hidden]` bf16
+    pub natural: Address,
+    /// The same in NVFP4's order.
+    pub nvfp4: Address,
+}
+
+/// Where a block's result goes.
+#[derive(Clone, Copy)]
+pub struct Output {
+    /// `[tokens, hidden]` f32
+    pub at: Address,
+    /// Whether it is added to what is there.
+    pub add: bool,
+}
+
+/// `hidden += Σ_e w_e · Expert_e(x) + Shared(x)`.
+#[allow(clippy::too_many_arguments)] // What a layer has.
+pub fn run(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    experts: &Experts,
+    routes: &Routes,
+    buffers: &ExpertBuffers,
+    count: usize,
+    x: Normed,
+    out: Output,
+) -> Result<(), Error> {
+    let router = Product::new(&experts.router, vectors(x, experts.router.layout, experts.router.cols))
+        .packed_in(&buffers.packing);
+    multiply(gpu, kernels, router.into(routes.logits.address()), None, count)?;
+    let bias = experts.bias.as_ref().map_or(Address::NULL, Buffer::address);
+    routes.choose(gpu, kernels, bias, count)?;
+    let (mlps, slots) = (&experts.routed, routes.most_active(count));
+    let pass = Pass::best(kernels, mlps, Some(slots), count, count * routes.per_token());
+    visit(gpu, kernels, mlps, routes.visits(count), slots, pass, x, buffers)?;
+    let shared = i32::from(experts.shared_joined);
+    combine(gpu, kernels, buffers, Some(routes), shared, count, mlps.hidden, out)?;
+    match &experts.shared {
+        Some(shared) => swiglu(gpu, kernels, shared, buffers, count, x, Output { add: true, ..out }),
+        None => Ok(()),
+    }
+}
+
+/// `hidden += down · (silu(gate · x) ⊙ (up · x))` for one block.
+pub fn swiglu(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    mlp: &Mlps,
+    buffers: &ExpertBuffers,
+    count: usize,
+    x: Normed,
+    out: Output,
+) -> Result<(), Error> {
+    let visits = VisitsArgs { slots: Address::NULL, tokens: Address::NULL, count: count as u32 };
+    visit(gpu, kernels, mlp, visits, 1, Pass::best(kernels, mlp, None, count, count), x, buffers)?;
+    combine(gpu, kernels, buffers, None, 1, count, mlp.hidden, out)
+}
+
+fn vectors(x: Normed, layout: Layout, cols: usize) -> Address {
+    match layout.order(cols) {
+        Order::Natural => x.natural,
+        Order::Nvfp4 => x.nvfp4,
+    }
+}
+
+#[allow(clippy::too_many_arguments)] // The kernel's.
+fn combine(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    buffers: &ExpertBuffers,
+    routes: Option<&Routes>,
+    shared: i32,
+    count: usize,
+    width: usize,
+    out: Output,
+) -> Result<(), Error> {
+    let y = buffers.down.address();
+    let (places, weights, per_token) = match routes {
+        Some(routes) => (routes.places.address(), routes.weights.address(), routes.per_token()),
+        None => (Address::NULL, Address::NULL, 0),
+    };
+    let shared_first = (count * per_token) as u32;
+    let (per_token, columns) = (per_token as u32, width as u32);
+    let (accumulate, hidden) = (i32::from(out.add), out.at);
+    launch!(gpu, kernels.combine, (width.div_ceil(256), count, 1), 256, 0;
+        y, places, weights, per_token, shared, shared_first, columns, accumulate, hidden)
+}

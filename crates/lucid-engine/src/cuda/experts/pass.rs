@@ -1,0 +1,106 @@
+//! Which kernels take a step's visits.
+
+use super::tilings::hopper_width;
+use crate::cuda::kernels::{
+    ExpertKernels, GateUpAndDown, Kernels, PREFILL_VECTORS, WHOLE_GROUPS, WholeKernel,
+};
+use crate::cuda::weights::{Layout, Mlps};
+
+/// Which kernels take the visits. All but the plain ones give the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// The ones for any layout, for tests: layouts without others get them by themselves.
+    Plain,
+    /// Eight columns (terms of visitors) share a pass over the weights.
+    Narrow,
+    /// Up to 24 do.
+    Many,
+    /// Gate, up and down in one kernel that keeps the whole GPU busy, for listed visits with bf16 activations on GPUs with large blocks
+    /// and a copy engine.
+    Whole,
+    /// Up to 64 share what is unpacked, and vectors come to shared memory: for prompts.
+    Prefill,
+    /// So many share it, on warpgroup instructions: for prompts on Hopper. One of the widths that [`ExpertKernels::hopper`] has.
+    Hopper(usize),
+}
+
+impl Pass {
+    /// The fastest for a step of `count` tokens with so many visits, to up to `slots` experts if there are lists of them.
+    #[must_use]
+    pub fn best(kernels: &Kernels, mlps: &Mlps, slots: Option<usize>, count: usize, visits: usize) -> Pass {
+        let same_form = mlps.gate_layout == mlps.down_layout;
+        if kernels.prefill && count > PREFILL_VECTORS {
+            let fast = is_fast(mlps.gate_layout, mlps.hidden, Pass::Prefill)
+                && is_fast(mlps.down_layout, mlps.width, Pass::Prefill)
+                && same_form;
+            return if kernels.hopper.is_some() && fast {
+                let mean = visits / slots.unwrap_or(1);
+                Pass::Hopper(hopper_width(kernels.experts(mlps.gate_layout), mean))
+            } else {
+                Pass::Prefill
+            };
+        }
+        let whole = |slots| whole_kernel(kernels, mlps, slots, visits + count).is_some();
+        if count > FEWEST_TOKENS && slots.is_some_and(whole) {
+            Pass::Whole
+        } else if kernels.terms * count <= 8 {
+            Pass::Narrow
+        } else {
+            Pass::Many
+        }
+    }
+
+    /// The kernels for it, and what it becomes where the layout has none.
+    pub(super) fn kernels(self, of: &ExpertKernels) -> (Pass, GateUpAndDown) {
+        match self {
+            Pass::Many | Pass::Whole => (Pass::Many, of.many),
+            Pass::Hopper(width) => match of.hopper.iter().find(|(wide, _)| *wide == width) {
+                Some((_, pair)) => (Pass::Hopper(width), *pair),
+                None => (Pass::Prefill, of.prefill),
+            },
+            Pass::Prefill => (Pass::Prefill, of.prefill),
+            Pass::Plain | Pass::Narrow => (Pass::Narrow, of.narrow),
+        }
+    }
+
+    /// Blocks for so many rows, where `tiles` tiles belong to each sixteen, and `slices` warps share columns.
+    pub(super) fn row_blocks(self, rows: usize, tiles: usize, slices: usize) -> usize {
+        match self {
+            Pass::Prefill => (rows.div_ceil(TILE_ROWS) * tiles).div_ceil(2 * WARPS),
+            _ => (rows.div_ceil(TILE_ROWS) * tiles).div_ceil(WARPS / slices),
+        }
+    }
+}
+
+/// The kernel that computes all of such experts' visits at once, if there is one. It lists the visits in groups of eight.
+pub(super) fn whole_kernel(
+    kernels: &Kernels,
+    mlps: &Mlps,
+    slots: usize,
+    visits: usize,
+) -> Option<WholeKernel> {
+    let fast = mlps.gate_layout.is_for_experts(mlps.hidden) && mlps.down_layout.is_for_experts(mlps.width);
+    let fits = slots + visits / WHOLE_VISITS <= WHOLE_GROUPS && visits <= WHOLE_VISITS * slots;
+    let takes = fast && mlps.gate_layout == mlps.down_layout && kernels.whole_blocks > 0 && fits;
+    kernels.experts(mlps.gate_layout).whole.filter(|_| takes)
+}
+
+/// Whether the tensor-core kernels take such blocks.
+pub(super) fn is_fast(layout: Layout, cols: usize, pass: Pass) -> bool {
+    layout.is_for_experts(cols) && pass != Pass::Plain
+}
+
+/// How many warps share a row: by shape alone.
+pub(super) fn slices(layout: Layout, cols: usize, warps: usize) -> usize {
+    // bf16's own count is for tiles of 32 columns.
+    if layout == Layout::Bf16 { Layout::F8Blocks.slices(cols, warps) } else { layout.slices(cols, warps) }
+}
+
+/// Warps of a block (see `mma.cuh`).
+pub(super) const WARPS: usize = 8;
+pub(super) const THREADS: usize = 32 * WARPS;
+pub(super) const TILE_ROWS: usize = 16;
+/// Up to so many tokens the kernels that take gate and up, then down, are faster: there are too few items for one that takes all.
+pub(super) const FEWEST_TOKENS: usize = 2;
+/// Visits of a group, `WHOLE_VISITS` of `experts_whole.cu`.
+pub(super) const WHOLE_VISITS: usize = 8;

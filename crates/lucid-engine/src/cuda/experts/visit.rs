@@ -1,0 +1,178 @@
+//! All visits of a step to its experts: the launches.
+
+use super::pass::{Pass, THREADS, TILE_ROWS, WARPS, is_fast, slices, whole_kernel};
+use super::tilings::{groups, narrow_width, tilings};
+use super::{ExpertBuffers, Normed, vectors};
+use crate::Error;
+use crate::cuda::driver::{Address, Gpu, launch};
+use crate::cuda::kernels::{
+    DOWN_SHARED, ExpertsJobArgs, GATE_UP_SHARED, HOPPER_SHARED, Kernels, PREFILL_SHARED, PREFILL_VECTORS,
+    VisitsArgs, WholeKernel,
+};
+use crate::cuda::matmul::HOPPER_THREADS;
+use crate::cuda::weights::{Layout, Mlps};
+
+/// All visits: `outputs[v] = Expert(x[token of v])`. `slots` is the most experts that can be active.
+#[allow(clippy::too_many_arguments)] // The kernels'.
+pub fn visit(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    mlps: &Mlps,
+    visits: VisitsArgs,
+    slots: usize,
+    pass: Pass,
+    x: Normed,
+    buffers: &ExpertBuffers,
+) -> Result<(), Error> {
+    if let (Pass::Whole, Some(kernel)) = (pass, whole_kernel(kernels, mlps, slots, visits.count as usize)) {
+        return whole(gpu, kernels, kernel, mlps, visits, slots, x, buffers);
+    }
+    gate_up(gpu, kernels, mlps, visits, slots, pass, x, buffers)?;
+    down(gpu, kernels, mlps, visits, slots, pass, buffers)
+}
+
+/// Gate, up and down of listed visits.
+#[allow(clippy::too_many_arguments)] // The kernel's.
+fn whole(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    kernel: WholeKernel,
+    mlps: &Mlps,
+    visits: VisitsArgs,
+    slots: usize,
+    x: Normed,
+    buffers: &ExpertBuffers,
+) -> Result<(), Error> {
+    let job = ExpertsJobArgs {
+        gate: mlps.gate.args(),
+        up: mlps.up.args(),
+        down: mlps.down.args(),
+        hidden: mlps.hidden as u32,
+        width: mlps.width as u32,
+        visits,
+        slots: slots as u32,
+        x: vectors(x, mlps.gate_layout, mlps.hidden),
+        activated: buffers.activated.address(),
+        y: buffers.down.address(),
+        done: buffers.done.address(),
+        activated_order: mlps.down_layout.order(mlps.width),
+        up_slices: slices(mlps.gate_layout, mlps.hidden, WARPS / 2) as u32,
+        down_slices: slices(mlps.down_layout, mlps.width, WARPS) as u32,
+    };
+    // A warp's items: a tile of rows of gate and up, two of down.
+    let items = slots * (mlps.width.div_ceil(TILE_ROWS) + mlps.hidden.div_ceil(2 * TILE_ROWS));
+    let blocks = items.div_ceil(kernel.threads / 32).min(kernels.whole_blocks);
+    launch!(gpu, kernel.kernel, (blocks, 1, 1), kernel.threads, kernel.shared; job)
+}
+
+/// `activated[v] = silu(gate · x) ⊙ (up · x)`.
+#[allow(clippy::too_many_arguments)] // The kernels'.
+pub fn gate_up(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    mlps: &Mlps,
+    visits: VisitsArgs,
+    slots: usize,
+    pass: Pass,
+    x: Normed,
+    buffers: &ExpertBuffers,
+) -> Result<(), Error> {
+    let (rows, cols) = (mlps.width as u32, mlps.hidden as u32);
+    let (gate, up) = (mlps.gate.args(), mlps.up.args());
+    let activated = buffers.activated.address();
+    let vectors = vectors(x, mlps.gate_layout, mlps.hidden);
+    let down_order = mlps.down_layout.order(mlps.width);
+    if is_fast(mlps.gate_layout, mlps.hidden, pass) {
+        let slices = slices(mlps.gate_layout, mlps.hidden, WARPS / 2);
+        let (pass, pair) = pass.kernels(kernels.experts(mlps.gate_layout));
+        let kernel = match pass {
+            Pass::Hopper(width) => {
+                let (packing, slices) = (&buffers.packing, slices as u32);
+                let of = kernels.experts(mlps.gate_layout);
+                packing.list(gpu, kernels, visits, slots, (width, narrow_width(of, width)))?;
+                let blocks = (kernels.hopper.unwrap_or(1), 1, 1);
+                for (groups, room, pair) in tilings(of, packing, visits, slots, width) {
+                    packing.pack_visitors(gpu, kernels, groups, room, visits.tokens, vectors, mlps.hidden)?;
+                    let packed = packing.vectors();
+                    launch!(gpu, pair.gate_up, blocks, HOPPER_THREADS, HOPPER_SHARED;
+                        gate, up, rows, cols, groups, packed, activated, down_order, slices)?;
+                }
+                return Ok(());
+            }
+            Pass::Prefill => {
+                let grid =
+                    (pass.row_blocks(mlps.width, 2, slices), groups(visits, slots, PREFILL_VECTORS), 1);
+                let (slices, slots) = (slices as u32, slots as u32);
+                return launch!(gpu, pair.gate_up, grid, THREADS, PREFILL_SHARED;
+                    gate, up, rows, cols, visits, slots, vectors, activated, down_order, slices);
+            }
+            _ => pair.gate_up,
+        };
+        let grid = (pass.row_blocks(mlps.width, 2, slices), slots, 1);
+        let slices = slices as u32;
+        launch!(gpu, kernel, grid, THREADS, GATE_UP_SHARED; gate, up, rows, cols, visits, vectors, activated, down_order, slices)
+    } else {
+        let (layout, order) = (mlps.gate_layout.number(mlps.hidden), mlps.gate_layout.order(mlps.hidden));
+        let grid = (mlps.width.div_ceil(8), slots, 1);
+        launch!(gpu, kernels.experts_gate_up_plain, grid, 256, 0;
+            layout, gate, up, rows, cols, visits, vectors, order, activated, down_order)
+    }
+}
+
+/// `outputs[v] = down · activated[v]`.
+pub fn down(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    mlps: &Mlps,
+    visits: VisitsArgs,
+    slots: usize,
+    pass: Pass,
+    buffers: &ExpertBuffers,
+) -> Result<(), Error> {
+    let (rows, cols, down) = (mlps.hidden as u32, mlps.width as u32, mlps.down.args());
+    let (activated, y) = (buffers.activated.address(), buffers.down.address());
+    if is_fast(mlps.down_layout, mlps.width, pass) {
+        let slices = slices(mlps.down_layout, mlps.width, WARPS);
+        let (pass, pair) = pass.kernels(kernels.experts(mlps.down_layout));
+        let kernel = match pass {
+            Pass::Hopper(width) => {
+                // The lists are gate's and up's.
+                let (packing, slices) = (&buffers.packing, slices as u32);
+                let blocks = (kernels.hopper.unwrap_or(1), 1, 1);
+                let of = kernels.experts(mlps.down_layout);
+                for (groups, room, pair) in tilings(of, packing, visits, slots, width) {
+                    packing.pack_visitors(
+                        gpu,
+                        kernels,
+                        groups,
+                        room,
+                        Address::NULL,
+                        activated,
+                        mlps.width,
+                    )?;
+                    let packed = packing.vectors();
+                    launch!(gpu, pair.down, blocks, HOPPER_THREADS, HOPPER_SHARED;
+                        down, rows, cols, groups, packed, y, slices)?;
+                }
+                return Ok(());
+            }
+            Pass::Prefill => {
+                let grid =
+                    (pass.row_blocks(mlps.hidden, 1, slices), groups(visits, slots, PREFILL_VECTORS), 1);
+                let (slices, slots) = (slices as u32, slots as u32);
+                return launch!(gpu, pair.down, grid, THREADS, PREFILL_SHARED;
+                    down, rows, cols, visits, slots, activated, y, slices);
+            }
+            _ => pair.down,
+        };
+        let grid = (pass.row_blocks(mlps.hidden, 1, slices), slots, 1);
+        let shared = if mlps.down_layout == Layout::Bf16 { GATE_UP_SHARED } else { DOWN_SHARED };
+        let slices = slices as u32;
+        launch!(gpu, kernel, grid, THREADS, shared; down, rows, cols, visits, activated, y, slices)
+    } else {
+        let (layout, order) = (mlps.down_layout.number(mlps.width), mlps.down_layout.order(mlps.width));
+        let grid = (mlps.hidden.div_ceil(8), slots, 1);
+        launch!(gpu, kernels.experts_down_plain, grid, 256, 0;
+            layout, down, rows, cols, visits, activated, order, y)
+    }
+}
