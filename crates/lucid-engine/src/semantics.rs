@@ -157,7 +157,7 @@ impl Semantics {
         }
     }
 
-    /// The same on a GPU, which has each mode's own KV cache and no W4A4.
+    /// The same on a GPU, which has each mode's own KV cache or an fp8 one, and no W4A4.
     ///
     /// # Errors
     /// When something else is asked for.
@@ -168,10 +168,10 @@ impl Semantics {
                 hint: "compute it on the CPU, or W4A16 on the GPU",
             });
         }
-        if self.kv_cache != self.mode.kv_cache() {
+        if ![self.mode.kv_cache(), KvCacheDtype::Fp8E4m3].contains(&self.kv_cache) {
             return Err(Error::Unsupported {
                 what: format!("a KV cache of type {} in this mode on a GPU", self.kv_cache),
-                hint: "serving mode has a bf16 cache there and reference mode an f32 one; compute others on the CPU",
+                hint: "serving mode has a bf16 or fp8_e4m3 cache there, reference mode an f32 or fp8_e4m3 one; compute others on the CPU",
             });
         }
         if self.mode.terms() == 1 {

@@ -8,7 +8,8 @@ mod published;
 
 use lucid_checkpoint::{Bytes, Checkpoint, Config, Matrix, MoE, Packed, ScaleType, Scales};
 
-use crate::{Error, Planted};
+use crate::backend::Load;
+use crate::{Error, KvCacheDtype, KvScales, Planted, Semantics};
 pub use indexer::Indexer;
 
 /// All weights of a model.
@@ -263,6 +264,35 @@ impl Tensors for Checkpoint {
     }
 }
 
+/// What the KV cache multiplies by in each layer, 1 unless it is fp8; `semantics` gets a sentence about it.
+///
+/// # Errors
+/// A scale that is none, or scales that are to be lost and are not there.
+pub(crate) fn cache_scales(
+    load: &Load<'_>,
+    layers: usize,
+    semantics: &mut Semantics,
+) -> Result<Vec<f32>, Error> {
+    if semantics.kv_cache != KvCacheDtype::Fp8E4m3 {
+        return Ok(vec![1.0; layers]);
+    }
+    let (scales, text) = kv_scales(load.checkpoint, layers)?;
+    let (scales, text) = match load.semantics.kv_scales {
+        KvScales::Checkpoint => (scales, text),
+        KvScales::Lost if scales.iter().any(|scale| *scale != 1.0) => {
+            (vec![1.0; layers], "scale 1, k_scale is lost".to_owned())
+        }
+        KvScales::Lost => {
+            return Err(Error::Unsupported {
+                what: "losing the scales of an fp8 KV cache that has none".to_owned(),
+                hint: "compute with the checkpoint's scales",
+            });
+        }
+    };
+    semantics.kv_scales = Some(text);
+    Ok(scales)
+}
+
 /// What an fp8 KV cache divides by in each layer, and a sentence about it: the layer's `k_scale`, 1 where there is none.
 ///
 /// MLA's cache holds one entry for keys and values, and vLLM divides all of it by `k_scale` (`concat_and_cache_mla`). A
@@ -271,7 +301,7 @@ impl Tensors for Checkpoint {
 ///
 /// # Errors
 /// A scale that is no single F32, not finite, or not greater than zero.
-pub(crate) fn kv_scales(checkpoint: &Checkpoint, layers: usize) -> Result<(Vec<f32>, String), Error> {
+fn kv_scales(checkpoint: &Checkpoint, layers: usize) -> Result<(Vec<f32>, String), Error> {
     const KEY: [&str; 4] = ["k_proj.k_scale", "attn.k_scale", "k_scale", "kv_scale"];
     const VALUE: [&str; 3] = ["v_proj.v_scale", "attn.v_scale", "v_scale"];
     let mut scales = Vec::with_capacity(layers);

@@ -15,8 +15,8 @@ use std::time::Instant;
 use goldens::{Goldens, LATENT_NORM_EPS, Prompt, TOLERANCE, canary, prompts};
 use lucid_checkpoint::{Checkpoint, TokenId};
 use lucid_engine::{
-    Device, Engine, EngineOptions, Event, Finish, Mode, Observer, Request, Route, Sampling, Scorer,
-    SemanticsOptions,
+    Device, Engine, EngineOptions, Event, Finish, KvCacheDtype, Mode, Observer, Request, Route, Sampling,
+    Scorer, SemanticsOptions,
 };
 
 const GPU: Device = Device::Cuda(0);
@@ -195,12 +195,16 @@ fn generate(engine: &Engine, requests: &[Request]) -> Vec<Answer> {
 
 #[test]
 fn batches_and_chunks_dont_change_a_bit() {
+    for kv_cache in [None, Some(KvCacheDtype::Fp8E4m3)] {
+        batches_and_chunks(&SemanticsOptions { kv_cache, ..semantics(Mode::Serving) });
+    }
+}
+
+fn batches_and_chunks(semantics: &SemanticsOptions) {
     let prompts = prompts();
-    let Some(alone) = engine(EngineOptions {
-        max_running: 1,
-        semantics: semantics(Mode::Serving),
-        ..EngineOptions::default()
-    }) else {
+    let Some(alone) =
+        engine(EngineOptions { max_running: 1, semantics: semantics.clone(), ..EngineOptions::default() })
+    else {
         return;
     };
     // Seventeen: not a multiple of anything that the kernels like.
@@ -211,7 +215,7 @@ fn batches_and_chunks_dont_change_a_bit() {
     for max_step_tokens in [512, 37, 1] {
         let together = engine(EngineOptions {
             max_step_tokens: Some(max_step_tokens),
-            semantics: semantics(Mode::Serving),
+            semantics: semantics.clone(),
             ..EngineOptions::default()
         })
         .unwrap();

@@ -4,6 +4,7 @@
 
 mod goldens;
 
+use std::io::Write;
 use std::path::Path;
 
 use goldens::{LATENT_NORM_EPS, Prompt, canary, models, prompts};
@@ -82,10 +83,16 @@ fn next_logprobs(scorer: &mut Scorer, prompt: &Prompt) -> Vec<f32> {
 
 /// How far the engine is from the transcription, and from its own W4A16 with an f32 cache: mean absolute differences of the next
 /// token's log-probability over all prompts, and the largest one.
-fn distances(checkpoint: &Checkpoint, semantics: &SemanticsOptions, mode: &str) -> (f64, f64, f32) {
+fn distances(
+    device: Device,
+    checkpoint: &Checkpoint,
+    semantics: &SemanticsOptions,
+    mode: &str,
+) -> (f64, f64, f32) {
     let golden = golden();
-    let mut scorer = Scorer::new(checkpoint, semantics, None).unwrap();
-    let mut plain = Scorer::new(checkpoint, &options(Activations::W4A16, None), None).unwrap();
+    let mut scorer = Scorer::on(device, checkpoint, semantics, None).unwrap();
+    let plain = SemanticsOptions { kv_cache: None, ..options(Activations::W4A16, None) };
+    let mut plain = Scorer::on(device, checkpoint, &plain, None).unwrap();
     let (mut from_golden, mut from_plain, mut worst, mut count) = (0.0, 0.0, 0f32, 0);
     for prompt in prompts() {
         let Some(expected) = golden["prompts"].get(&prompt.name) else { continue };
@@ -102,7 +109,7 @@ fn distances(checkpoint: &Checkpoint, semantics: &SemanticsOptions, mode: &str) 
     }
     let (from_golden, from_plain) = (from_golden / f64::from(count), from_plain / f64::from(count));
     println!(
-        "{mode}: {from_golden:.1e} from the golden, {from_plain:.1e} from plain, at the most {worst:.1e}"
+        "{device}, {mode}: {from_golden:.1e} from the golden, {from_plain:.1e} from plain, at the most {worst:.1e}"
     );
     (from_golden, from_plain, worst)
 }
@@ -110,7 +117,7 @@ fn distances(checkpoint: &Checkpoint, semantics: &SemanticsOptions, mode: &str) 
 /// Rounding is a step: an f32 sum that differs in its last bit may fall on the other side. So a few values differ by a code, and
 /// all that follow feel it: the differences are far below those that rounding itself makes, but not as small as f32's.
 fn assert_near(checkpoint: &Checkpoint, semantics: &SemanticsOptions, mode: &str) {
-    let (from_golden, from_plain, _) = distances(checkpoint, semantics, mode);
+    let (from_golden, from_plain, _) = distances(Device::Cpu, checkpoint, semantics, mode);
     assert!(
         from_golden < from_plain / 50.0,
         "{mode}: {from_golden} from the definition, {from_plain} from plain"
@@ -137,17 +144,7 @@ fn w4a4_is_what_its_definition_gives() {
 fn an_fp8_cache_is_what_its_definition_gives() {
     let fp8 = options(Activations::W4A16, Some(KvCacheDtype::Fp8E4m3));
     assert_near(&canary(), &fp8, "fp8_cache");
-    // ModelOpt's names. Keys and values are one entry, and `k_scale` is its scale.
-    let scales: Vec<f32> = serde_json::from_value(golden()["kv_scales"].clone()).unwrap();
-    let name = |layer: usize, part: &str| format!("model.layers.{layer}.self_attn.{part}");
-    let more: Vec<(String, f32)> = scales
-        .iter()
-        .enumerate()
-        .flat_map(|(layer, scale)| {
-            [(name(layer, "k_proj.k_scale"), *scale), (name(layer, "v_proj.v_scale"), 77.0)]
-        })
-        .collect();
-    let (_folder, checkpoint) = changed(|_, _| {}, &more);
+    let (_folder, checkpoint) = with_cache_scales();
     assert_near(&checkpoint, &fp8, "fp8_cache_scaled");
     // An engine that lost the scales computes as if there were none.
     let lost = SemanticsOptions { kv_scales: KvScales::Lost, ..fp8 };
@@ -157,6 +154,41 @@ fn an_fp8_cache_is_what_its_definition_gives() {
     assert_eq!(scales(&fp8), "k_scale of the checkpoint");
     assert_eq!(scales(&lost), "scale 1, k_scale is lost");
     assert!(Scorer::new(&canary(), &lost, None).is_err(), "there is nothing to lose");
+}
+
+/// ModelOpt's names. Keys and values are one entry, and `k_scale` is its scale.
+fn with_cache_scales() -> (TempDir, Checkpoint) {
+    let scales: Vec<f32> = serde_json::from_value(golden()["kv_scales"].clone()).unwrap();
+    let name = |layer: usize, part: &str| format!("model.layers.{layer}.self_attn.{part}");
+    let more: Vec<(String, f32)> = scales
+        .iter()
+        .enumerate()
+        .flat_map(|(layer, scale)| {
+            [(name(layer, "k_proj.k_scale"), *scale), (name(layer, "v_proj.v_scale"), 77.0)]
+        })
+        .collect();
+    changed(|_, _| {}, &more)
+}
+
+/// The same on a GPU. In serving mode activations are bf16 too, whose rounding is a sixteenth of E4M3's.
+#[test]
+fn an_fp8_cache_on_a_gpu_is_what_its_definition_gives() {
+    let reference = options(Activations::W4A16, Some(KvCacheDtype::Fp8E4m3));
+    let serving = SemanticsOptions { mode: Mode::Serving, ..reference.clone() };
+    let gpu = Device::Cuda(0);
+    if let Err(error) = Scorer::on(gpu, &canary(), &reference, None) {
+        assert!(std::env::var_os("LUCID_REQUIRE_CUDA").is_none(), "{error}");
+        // Not through `println!`, which the test harness swallows.
+        let _ = writeln!(std::io::stderr(), "skipped: no CUDA device ({error})");
+        return;
+    }
+    let (_folder, scaled) = with_cache_scales();
+    for (checkpoint, name) in [(canary(), "fp8_cache"), (scaled, "fp8_cache_scaled")] {
+        for (semantics, share) in [(&reference, 50.0), (&serving, 3.0)] {
+            let (from_golden, from_plain, _) = distances(gpu, &checkpoint, semantics, name);
+            assert!(from_golden < from_plain / share, "{:?}, {name}: {from_golden}", semantics.mode);
+        }
+    }
 }
 
 #[test]
@@ -216,7 +248,9 @@ fn what_cannot_be_computed_is_refused_by_name() {
         assert!(text.contains("k_scale") && text.contains(said), "{text}");
     }
     // Said before a GPU is looked for.
-    for options in [w4a4, fp8] {
+    let f32s = options(Activations::W4A16, Some(KvCacheDtype::F32));
+    let f32s = SemanticsOptions { mode: Mode::Serving, ..f32s };
+    for options in [w4a4, EngineOptions { semantics: f32s, ..EngineOptions::default() }] {
         let text = refusal(&canary(), &EngineOptions { device: Device::Cuda(0), ..options });
         assert!(text.contains("on a GPU") && text.contains("CPU"), "{text}");
     }

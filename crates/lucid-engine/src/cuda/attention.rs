@@ -1,9 +1,10 @@
 //! Multi-head latent attention in the absorbed form over the paged cache.
 
+use super::cache::LayerCache;
 use super::driver::{Address, Buffer, Gpu, launch};
 use super::kernels::{ATTENTION_SHARED, Kernels, Order};
 use crate::kv_cache::PAGE_TOKENS;
-use crate::{Error, Mode};
+use crate::{Error, KvCacheDtype, Mode};
 
 /// The plain kernels' sums run over units of 32 tokens (see `attention.cu`).
 const UNIT_TOKENS: usize = 32;
@@ -29,8 +30,10 @@ pub struct Shape {
     pub rope: usize,
     /// Softmax scale.
     pub scale: f32,
-    /// Element type of the cache.
+    /// Reference or serving arithmetic.
     pub mode: Mode,
+    /// Element type of the cache.
+    pub cache: KvCacheDtype,
 }
 
 /// The rows of a step, on the GPU.
@@ -98,12 +101,13 @@ pub fn inputs(
     kernels: &Kernels,
     shape: Shape,
     step: StepRows,
-    cache: Address,
+    cache: LayerCache,
     inputs: &Inputs<'_>,
 ) -> Result<(), Error> {
-    let kernel = match shape.mode {
-        Mode::Reference => kernels.attention_inputs_f32,
-        Mode::Serving => kernels.attention_inputs_bf16,
+    let kernel = match shape.cache {
+        KvCacheDtype::F32 => kernels.attention_inputs_f32,
+        KvCacheDtype::Bf16 => kernels.attention_inputs_bf16,
+        KvCacheDtype::Fp8E4m3 => kernels.attention_inputs_f8,
     };
     let (heads, nope, interleaved) = (shape.heads as u32, shape.nope as u32, i32::from(inputs.interleaved));
     let (norm, angles) = (inputs.norm.address(), inputs.angles.address());
@@ -112,8 +116,8 @@ pub fn inputs(
     let blocks = 1 + shape.heads.div_ceil(at_once);
     let at_once = at_once as u32;
     launch!(gpu, kernel, (step.count, blocks, 1), 128, 0;
-        inputs.entries, norm, inputs.eps, inputs.queries, heads, at_once, nope, angles, interleaved, step.rows, step.pages, cache,
-        inputs.nope_split, inputs.absorbed)
+        inputs.entries, norm, inputs.eps, inputs.queries, heads, at_once, nope, angles, interleaved, step.rows, step.pages, cache.at,
+        cache.scale, inputs.nope_split, inputs.absorbed)
 }
 
 /// Room for the sums of single units.
@@ -124,7 +128,7 @@ pub struct PartialSums(Buffer);
 pub enum Kind {
     /// f32 throughout, for any cache.
     Plain,
-    /// On tensor cores: bf16 cache, queries and softmax weights.
+    /// On tensor cores: bf16 or E4M3 cache, bf16 queries and softmax weights.
     Tensor,
 }
 
@@ -132,10 +136,8 @@ impl Kind {
     /// What a model with such a cache takes on this GPU.
     #[must_use]
     pub fn of(kernels: &Kernels, shape: Shape) -> Kind {
-        match shape.mode {
-            Mode::Serving if kernels.roomy => Kind::Tensor,
-            _ => Kind::Plain,
-        }
+        let tensor = shape.mode == Mode::Serving && shape.cache != KvCacheDtype::F32 && kernels.roomy;
+        if tensor { Kind::Tensor } else { Kind::Plain }
     }
 
     /// Parts of `pages` pages that may be summed by themselves.
@@ -184,14 +186,15 @@ fn bytes(shape: Shape, rows: usize, units: usize) -> usize {
     rows * shape.heads * units * (shape.latent + 2) * 4
 }
 
-/// `queries` `[rows, heads, latent + rope]` f32 against the cache; `out` `[rows, terms, heads * latent]` in split form, in `order`.
+/// `queries` `[rows, heads, latent + rope]` f32 against the cache; `out` `[rows, terms, heads * latent]` in split form, in `order`, still to
+/// be multiplied with the cache's scale.
 #[allow(clippy::too_many_arguments)] // The kernels'.
 pub fn attend(
     gpu: &Gpu,
     kernels: &Kernels,
     shape: Shape,
     step: StepRows,
-    cache: Address,
+    cache: LayerCache,
     queries: Address,
     partial: &PartialSums,
     pages: Pages,
@@ -203,36 +206,41 @@ pub fn attend(
     let (row_queries, sums) = (queries, partial.0.address());
     let (rows, page_table) = (step.rows, step.pages);
     let choices = step.choices;
+    let (cache, scale) = (cache.at, shape.scale * cache.scale);
     match kind {
         Kind::Tensor => {
             // Few rows leave multiprocessors idle: then more blocks with fewer heads.
             let parts = if pages == Pages::InOrder { 1 } else { units };
             let wide_blocks = parts * step.count * shape.heads.div_ceil(32);
             let few = shape.heads <= 16 || 2 * wide_blocks <= MULTIPROCESSORS;
-            let (at_once, one_by_one, side_by_side) = match few {
-                true => (16, kernels.attend_rows_16, kernels.attend_spans_16),
-                false => (32, kernels.attend_rows_32, kernels.attend_spans_32),
+            let codes = shape.cache == KvCacheDtype::Fp8E4m3;
+            let (at_once, one_by_one, side_by_side) = match (few, codes) {
+                (true, false) => (16, kernels.attend_rows_16, kernels.attend_spans_16),
+                (false, false) => (32, kernels.attend_rows_32, kernels.attend_spans_32),
+                (true, true) => (16, kernels.attend_rows_16_f8, kernels.attend_spans_16_f8),
+                (false, true) => (32, kernels.attend_rows_32_f8, kernels.attend_spans_32_f8),
             };
             let blocks = shape.heads.div_ceil(at_once);
             if pages == Pages::InOrder {
                 return launch!(gpu, one_by_one, (1, blocks, step.count), 256, ATTENTION_SHARED;
-                    row_queries, heads, shape.scale, rows, page_table, choices, cache, order, out);
+                    row_queries, heads, scale, rows, page_table, choices, cache, order, out);
             }
             launch!(gpu, side_by_side, (units, blocks, step.count), 256, ATTENTION_SHARED;
-                row_queries, heads, shape.scale, rows, page_table, choices, cache, sums)?;
+                row_queries, heads, scale, rows, page_table, choices, cache, sums)?;
         }
         Kind::Plain => {
-            let (one_by_one, side_by_side) = match shape.mode {
-                Mode::Reference => (kernels.attend_f32, kernels.attend_units_f32),
-                Mode::Serving => (kernels.attend_bf16, kernels.attend_units_bf16),
+            let (one_by_one, side_by_side) = match shape.cache {
+                KvCacheDtype::F32 => (kernels.attend_f32, kernels.attend_units_f32),
+                KvCacheDtype::Bf16 => (kernels.attend_bf16, kernels.attend_units_bf16),
+                KvCacheDtype::Fp8E4m3 => (kernels.attend_f8, kernels.attend_units_f8),
             };
             let blocks = shape.heads.div_ceil(8);
             if pages == Pages::InOrder {
                 return launch!(gpu, one_by_one, (blocks, step.count, 1), 256, 0;
-                    row_queries, heads, shape.scale, rows, page_table, choices, cache, order, out);
+                    row_queries, heads, scale, rows, page_table, choices, cache, order, out);
             }
             launch!(gpu, side_by_side, (units, blocks, step.count), 256, 0;
-                row_queries, heads, shape.scale, rows, page_table, choices, cache, sums)?;
+                row_queries, heads, scale, rows, page_table, choices, cache, sums)?;
         }
     }
     let (units, tokens) = (units as u32, if kind == Kind::Tensor { 0 } else { UNIT_TOKENS as u32 });

@@ -1,6 +1,7 @@
 //! Attention of prompts in the expanded form, on Hopper (see `kernels/expanded.cu`).
 
 use super::attention::{Shape, StepRows};
+use super::cache::LayerCache;
 use super::driver::{Address, Buffer, Gpu, Pinned, launch};
 use super::kernels::{HOPPER_SHARED, Kernels, Order};
 use super::matmul::{HOPPER_THREADS, Product};
@@ -8,7 +9,7 @@ use super::packing::Packing;
 use super::weights::{DeviceMatrix, Layout};
 use crate::cpu::Span;
 use crate::kv_cache::PAGE_TOKENS;
-use crate::{Error, Mode};
+use crate::{Error, KvCacheDtype, Mode};
 
 /// Head sizes that the kernels are written for: those of every DeepSeek-V3 and Kimi-K2.
 const NOPE: usize = 128;
@@ -123,7 +124,12 @@ impl Expanded {
         let sizes =
             (shape.nope, shape.rope, value) == (NOPE, ROPE, VALUE) && shape.latent.is_multiple_of(128);
         let layout = matches!(kv_b.layout, Layout::Bf16 | Layout::F8Blocks) && kv_b.layout.is_fast(kv_b.cols);
-        if kernels.hopper.is_none() || !sizes || !layout || shape.mode != Mode::Serving {
+        if kernels.hopper.is_none()
+            || !sizes
+            || !layout
+            || shape.mode != Mode::Serving
+            || shape.cache == KvCacheDtype::F32
+        {
             return Ok(None);
         }
         // At least one head of the longest sequence.
@@ -178,7 +184,7 @@ impl Expanded {
         kernels: &Kernels,
         shape: Shape,
         kv_b: &DeviceMatrix,
-        cache: Address,
+        cache: LayerCache,
         packing: &Packing,
         (queries, absorbed): (Address, Address),
         (out, order): (Address, Order),
@@ -187,6 +193,9 @@ impl Expanded {
         let expanded = self.expanded.address();
         let expand = if kv_b.layout == Layout::F8Blocks { kernels.expand_f8 } else { kernels.expand_bf16 };
         let scale = shape.scale * std::f32::consts::LOG2_E;
+        let codes = shape.cache == KvCacheDtype::Fp8E4m3;
+        let inputs = if codes { kernels.expand_inputs_f8 } else { kernels.expand_inputs_bf16 };
+        let (cache, cache_scale) = (cache.at, cache.scale);
         for batch in &self.plan.batches {
             let tiles = self.device.address().offset(16 * batch.first_tile);
             let pages = self.device.address().offset(16 * self.plan.tiles() + 8 * batch.first_page);
@@ -200,9 +209,9 @@ impl Expanded {
                     let list = pages.offset(8 * page);
                     let to = expanded.offset(page * heads * PAGE_BYTES);
                     let (packed, heads) = (packing.vectors(), heads as u32);
-                    launch!(gpu, kernels.expand_inputs, (here, 1, 1), 256, 0; list, cache, heads, packed, to)?;
+                    launch!(gpu, inputs, (here, 1, 1), 256, 0; list, cache, cache_scale, heads, packed, to)?;
                     let rows = (first * (NOPE + VALUE), heads as usize * (NOPE + VALUE));
-                    let product = Product::new(kv_b, Address::NULL).rows(rows).args();
+                    let product = Product::new(kv_b, Address::NULL).rows(rows).scaled(cache_scale).args();
                     let positions = (here * PAGE_TOKENS) as u32;
                     launch!(gpu, expand, blocks, HOPPER_THREADS, HOPPER_SHARED; product, heads, packed, positions, to)?;
                 }

@@ -93,20 +93,28 @@ kernels!(
     matmul_hopper_nvfp4_128,
     matmul_hopper_int4_96,
     matmul_hopper_f8_96,
-    expand_inputs,
+    expand_inputs_bf16,
+    expand_inputs_f8,
     expand_bf16,
     expand_f8,
     attend_expanded,
     attention_inputs_f32,
     attention_inputs_bf16,
+    attention_inputs_f8,
     attend_f32,
     attend_bf16,
+    attend_f8,
     attend_units_f32,
     attend_units_bf16,
+    attend_units_f8,
     attend_rows_16,
     attend_rows_32,
     attend_spans_16,
     attend_spans_32,
+    attend_rows_16_f8,
+    attend_rows_32_f8,
+    attend_spans_16_f8,
+    attend_spans_32_f8,
     merge_units,
     index_inputs_f32,
     index_inputs_bf16,
@@ -282,8 +290,17 @@ impl Kernels {
             for kernel in experts.flat_map(|(_, pair)| [pair.gate_up, pair.down]).chain(products) {
                 gpu.allow_shared(kernel, HOPPER_SHARED)?;
             }
-            let rows = [self.attend_rows_16, self.attend_rows_32];
-            for kernel in rows.into_iter().chain([self.attend_spans_16, self.attend_spans_32]) {
+            let attention = [
+                self.attend_rows_16,
+                self.attend_rows_32,
+                self.attend_spans_16,
+                self.attend_spans_32,
+                self.attend_rows_16_f8,
+                self.attend_rows_32_f8,
+                self.attend_spans_16_f8,
+                self.attend_spans_32_f8,
+            ];
+            for kernel in attention {
                 gpu.allow_shared(kernel, ATTENTION_SHARED)?;
             }
         }

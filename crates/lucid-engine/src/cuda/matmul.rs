@@ -132,6 +132,13 @@ impl Product {
         self
     }
 
+    /// Results times `scale`.
+    #[must_use]
+    pub fn scaled(mut self, scale: f32) -> Product {
+        self.args.scale *= scale;
+        self
+    }
+
     /// Only `count` rows of the weight, from `first` on.
     #[must_use]
     pub fn rows(mut self, (first, count): (usize, usize)) -> Product {

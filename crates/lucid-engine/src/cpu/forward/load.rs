@@ -9,8 +9,8 @@ use crate::cpu::threads::Threads;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::tiles;
 use crate::parallel::{Collective, Rank, Shard, shard_config};
-use crate::weights::{Weights, kv_scales};
-use crate::{Activations, Error, KvCacheDtype, KvScales, Semantics};
+use crate::weights::{Weights, cache_scales};
+use crate::{Activations, Error, Semantics};
 
 impl CpuModel {
     /// Loads the part of a rank.
@@ -47,25 +47,7 @@ impl CpuModel {
         };
         let shard = Shard::new(&config, rank);
         let w4a4 = load.semantics.activations == Activations::W4A4;
-        let mut scales = vec![1.0; config.num_hidden_layers];
-        if semantics.kv_cache == KvCacheDtype::Fp8E4m3 {
-            let (found, text) = kv_scales(load.checkpoint, config.num_hidden_layers)?;
-            semantics.kv_scales = Some(match load.semantics.kv_scales {
-                KvScales::Checkpoint => {
-                    scales = found;
-                    text
-                }
-                KvScales::Lost if found.iter().any(|scale| *scale != 1.0) => {
-                    "scale 1, k_scale is lost".to_owned()
-                }
-                KvScales::Lost => {
-                    return Err(Error::Unsupported {
-                        what: "losing the scales of an fp8 KV cache that has none".to_owned(),
-                        hint: "compute with the checkpoint's scales",
-                    });
-                }
-            });
-        }
+        let scales = cache_scales(load, config.num_hidden_layers, &mut semantics)?;
         if !rank.is_alone() {
             for layer in &mut weights.layers {
                 *layer = shard.layer(layer)?;

@@ -94,7 +94,8 @@ impl CudaModel {
             attention::attend(gpu, kernels, shape, step, cache, absorbed, &self.partial, pages, to)?;
             let values = product(&weights.kv_b, latents)
                 .split_into(of(&s.heads, split(heads * value)), order)
-                .per_head(heads, (nope, nope + value, value), (value, heads * value));
+                .per_head(heads, (nope, nope + value, value), (value, heads * value))
+                .scaled(cache.scale);
             multiply(gpu, kernels, values, None, count)?;
         }
         let out = self.ranks.output(Sum::Attention, s.hidden.address());

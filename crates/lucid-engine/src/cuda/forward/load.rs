@@ -27,6 +27,7 @@ use crate::cuda::step::StepInputs;
 use crate::cuda::weights::{FeedForward, Weights};
 use crate::kv_cache::PAGE_TOKENS;
 use crate::parallel::{Rank, Shard, shard_config};
+use crate::weights::cache_scales;
 use crate::{Error, Semantics};
 
 impl CudaModel {
@@ -44,7 +45,8 @@ impl CudaModel {
             });
         }
         check_supported(config)?;
-        let semantics = Semantics::new(config, load.semantics).on_gpu(load.semantics)?;
+        let mut semantics = Semantics::new(config, load.semantics).on_gpu(load.semantics)?;
+        let cache_scales = cache_scales(load, config.num_hidden_layers, &mut semantics)?;
         let sizes = Sizes {
             latent: config.kv_lora_rank,
             rope: config.qk_rope_head_dim,
@@ -78,6 +80,7 @@ impl CudaModel {
                 .into_iter()
                 .map(|(rank, gpu, kernels)| {
                     let (host, places, semantics) = (&host, places.clone(), semantics.clone());
+                    let cache_scales = cache_scales.clone();
                     let seat = seats.next();
                     scope.spawn(move || {
                         gpu.make_current()?;
@@ -94,7 +97,7 @@ impl CudaModel {
                             gpu,
                             kernels,
                             config.clone(),
-                            semantics,
+                            (semantics, cache_scales),
                             weights,
                             sizes,
                             rank,
@@ -110,14 +113,14 @@ impl CudaModel {
         })
     }
 
-    /// A model from weights that are on the GPU already, for sequences of up to `positions` tokens and steps of up to
+    /// A model from weights that are on the GPU already, with a scale of the cache for each layer, for sequences of up to `positions` tokens and steps of up to
     /// `max_tokens`.
     #[allow(clippy::too_many_arguments)] // What a model is made of.
     pub(in crate::cuda) fn assemble(
         gpu: Gpu,
         kernels: Kernels,
         config: Config,
-        semantics: Semantics,
+        (semantics, cache_scales): (Semantics, Vec<f32>),
         weights: Weights,
         (positions, max_tokens): (usize, usize),
         rank: Rank,
@@ -137,6 +140,7 @@ impl CudaModel {
             rope,
             scale: softmax_scale(&whole),
             mode: semantics.mode,
+            cache: semantics.kv_cache,
         };
         let moe = config.moe.as_ref();
         let per_token = moe.map_or(0, |moe| moe.num_experts_per_tok);
@@ -157,7 +161,7 @@ impl CudaModel {
         };
         Ok(CudaModel {
             graphs: Graphs::new(&gpu),
-            cache: LatentCache::new(&gpu, &config, 0, semantics.mode)?,
+            cache: LatentCache::new(&gpu, &config, 0, semantics.mode, shape.cache, &cache_scales)?,
             step: StepInputs::new(&gpu, max_tokens, 0)?,
             logit_rows: Pinned::new(&gpu, LOGIT_ROWS)?,
             draws: Draws::new(&gpu, LOGIT_ROWS)?,

@@ -88,9 +88,11 @@ impl CudaModel {
         self.gpu.make_current()?;
         // Recorded steps name the old buffers.
         self.graphs = Graphs::new(&self.gpu);
+        let (scales, mode, dtype) = (self.cache.scales().to_vec(), self.shape.mode, self.shape.cache);
+        let new = |pages| LatentCache::new(&self.gpu, &self.config, pages, mode, dtype, &scales);
         // The old cache goes first: both may not fit.
-        self.cache = LatentCache::new(&self.gpu, &self.config, 0, self.shape.mode)?;
-        self.cache = LatentCache::new(&self.gpu, &self.config, pages, self.shape.mode)?;
+        self.cache = new(0)?;
+        self.cache = new(pages)?;
         self.step = StepInputs::new(&self.gpu, self.max_tokens, pages)?;
         Ok(())
     }

@@ -2,28 +2,16 @@
 //
 // The unit of the sums is half a page, 32 tokens: its scores, one a lane, its maximum, its weighted sum; units are then merged in
 // order. Whether they run one after the other (attend) or side by side (attend_units, merge_units) does not change a bit.
+//
+// A cache of E4M3 codes is read as they are: what they are to be multiplied with is a factor of the softmax's `scale`, and of the product
+// that takes the sums.
 
 #define UNIT 32
 
-// Two neighbouring columns, as they are stored: loads of many go out before the first is unpacked.
-template <typename T>
-struct Pair;
-template <>
-struct Pair<float> {
-    float2 values;
-    __device__ __forceinline__ void load(const float* at) { values = *(const float2*)at; }
-    __device__ __forceinline__ float2 unpack() const { return values; }
-};
-template <>
-struct Pair<u16> {
-    u32 values;
-    __device__ __forceinline__ void load(const u16* at) { values = *(const u32*)at; }
-    __device__ __forceinline__ float2 unpack() const {
-        return make_float2(__uint_as_float(values << 16), __uint_as_float(values & 0xffff0000u));
-    }
-};
-__device__ __forceinline__ void store_entry(float* at, float x) { *at = x; }
-__device__ __forceinline__ void store_entry(u16* at, float x) { *at = f32_to_bf16(x); }
+// What a cache of codes divides by is the layer's; others have none.
+__device__ __forceinline__ void store_entry(float* at, float x, float = 1.0f) { *at = x; }
+__device__ __forceinline__ void store_entry(u16* at, float x, float = 1.0f) { *at = f32_to_bf16(x); }
+__device__ __forceinline__ void store_entry(u8* at, float x, float scale) { *at = f32_to_e4m3(x / scale); }
 
 // Element i of the rotated x [ROPE]; `angles` are this position's cosines and sines, one pair for two elements.
 __device__ __forceinline__ float rotated(const float* x, const float2* angles, int interleaved, u32 i) {
@@ -40,8 +28,8 @@ __device__ __forceinline__ float rotated(const float* x, const float2* angles, i
 template <typename T>
 __device__ __forceinline__ void attention_inputs(const float* entries, const float* norm, float eps, const float* queries,
                                                  u32 heads, u32 at_once, u32 nope, const float2* angles, int interleaved,
-                                                 const Row* rows, const u32* pages, T* cache, u16* nope_split,
-                                                 float* absorbed) {
+                                                 const Row* rows, const u32* pages, T* cache, float cache_scale,
+                                                 u16* nope_split, float* absorbed) {
     wait_for_previous();
     u64 row = blockIdx.x;
     u32 position = rows[row].position;
@@ -53,9 +41,9 @@ __device__ __forceinline__ void attention_inputs(const float* entries, const flo
         float scale = 1.0f / sqrtf(block_sum(sum) / LATENT + eps);
         u64 page = pages[rows[row].table + position / PAGE_TOKENS];
         T* out = cache + (page * PAGE_TOKENS + position % PAGE_TOKENS) * WIDTH;
-        for (u32 k = threadIdx.x; k < LATENT; k += blockDim.x) store_entry(out + k, entry[k] * scale * norm[k]);
+        for (u32 k = threadIdx.x; k < LATENT; k += blockDim.x) store_entry(out + k, entry[k] * scale * norm[k], cache_scale);
         for (u32 k = threadIdx.x; k < ROPE; k += blockDim.x)
-            store_entry(out + LATENT + k, rotated(entry + LATENT, angles, interleaved, k));
+            store_entry(out + LATENT + k, rotated(entry + LATENT, angles, interleaved, k), cache_scale);
         return;
     }
     u32 first = (blockIdx.y - 1) * at_once, here = min(at_once, heads - first);
@@ -277,10 +265,10 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
 #define ATTENTION(SUFFIX, T)                                                                                             \
     extern "C" __global__ void attention_inputs_##SUFFIX(                                                                \
         const float* entries, const float* norm, float eps, const float* queries, u32 heads, u32 at_once, u32 nope,      \
-        const float2* angles, int interleaved, const Row* rows, const u32* pages, T* cache, u16* nope_split,             \
-        float* absorbed) {                                                                                               \
+        const float2* angles, int interleaved, const Row* rows, const u32* pages, T* cache, float cache_scale,           \
+        u16* nope_split, float* absorbed) {                                                                              \
         attention_inputs(entries, norm, eps, queries, heads, at_once, nope, angles, interleaved, rows, pages, cache,     \
-                         nope_split, absorbed);                                                                          \
+                         cache_scale, nope_split, absorbed);                                                             \
     }                                                                                                                    \
     extern "C" __global__ void __launch_bounds__(256)                                                                    \
         attend_##SUFFIX(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages, Choices choices, \
@@ -294,3 +282,4 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
     }
 ATTENTION(f32, float)
 ATTENTION(bf16, u16)
+ATTENTION(f8, u8)

@@ -1,4 +1,5 @@
-// Multi-head latent attention on tensor cores: queries and softmax weights are rounded to bf16, the cache holds bf16, sums are f32.
+// Multi-head latent attention on tensor cores: queries and softmax weights are rounded to bf16, the cache holds bf16 or E4M3 codes,
+// which are bf16 numbers too, sums are f32.
 // For serving; attention.cu has the plain versions.
 //
 // All heads read the same entries (as FlashMLA does it), so 16 MT heads are operand A's rows and a page is read once for them.
@@ -30,6 +31,7 @@ __device__ __forceinline__ u32 units_of(u32 position, u32 tokens) {
 // latent columns.
 template <int MT>
 struct AttentionMemory {
+    // Of codes: the first is the page as bf16, the second has room for two pages as they are stored.
     u8 pages[2][PAGE_TOKENS * ENTRY_PITCH];
     u8 queries[16 * MT * ENTRY_PITCH];
     float scores[4][16 * MT][PAGE_TOKENS + 8];
@@ -47,14 +49,46 @@ __device__ __forceinline__ void load_transposed(u32 (&m)[4], const void* at) {
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(at)) : "memory");
 }
 
+template <typename T>
+constexpr u32 PITCH = sizeof(T) == 1 ? WIDTH : ENTRY_PITCH;
+
+// Where the entries of a page are fetched to.
+template <typename T, int MT>
+__device__ __forceinline__ u8* fetched(AttentionMemory<MT>& memory, u32 page) {
+    return sizeof(T) == 1 ? memory.pages[1] + page % 2 * (PAGE_TOKENS * WIDTH) : memory.pages[page % 2];
+}
+
 // The page's entries, or as many chosen ones that lie anywhere.
-__device__ __forceinline__ void fetch_page(u8* to, const u16* cache, const Seen& seen, u32 page) {
-    const u32 PARTS = WIDTH / 8;
+template <typename T>
+__device__ __forceinline__ void fetch_page(u8* to, const T* cache, const Seen& seen, u32 page) {
+    const u32 PARTS = WIDTH * sizeof(T) / 16;
     u64 first = seen.place(page * PAGE_TOKENS);
     for (u32 i = threadIdx.x; i < PAGE_TOKENS * PARTS; i += THREADS) {
         u32 entry = i / PARTS;
         u64 place = seen.list ? seen.place(page * PAGE_TOKENS + entry) : first + entry;
-        copy_16(to + entry * ENTRY_PITCH + i % PARTS * 16, (const u8*)(cache + place * WIDTH) + i % PARTS * 16);
+        copy_16(to + entry * PITCH<T> + i % PARTS * 16, (const u8*)(cache + place * WIDTH) + i % PARTS * 16);
+    }
+}
+
+// Two E4M3 codes, each in the upper byte of a half, as bf16: the exponent's bias changes by a product with 2^120, exact for
+// subnormals too. NaN becomes 480.
+__device__ __forceinline__ u32 widened(u32 codes) {
+    u32 pair = codes & 0x80008000u | codes >> 4 & 0x07f007f0u;
+    asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(pair) : "r"(0x7b807b80u), "r"(0x80008000u));
+    return pair;
+}
+
+// The first `count` entries of a page of codes as bf16.
+__device__ __forceinline__ void widen_page(u8* to, const u8* codes, u32 count) {
+    const u32 PARTS = WIDTH / 8;
+    for (u32 i = threadIdx.x; i < count * PARTS; i += THREADS) {
+        uint2 eight = *(const uint2*)(codes + 8 * i);
+        uint4 wide = make_uint4(widened(__byte_perm(eight.x, 0, 0x1404)), widened(__byte_perm(eight.x, 0, 0x3424)),
+                                widened(__byte_perm(eight.y, 0, 0x1404)), widened(__byte_perm(eight.y, 0, 0x3424)));
+        u32 wrong = (eight.x & 0x7f7f7f7fu) + 0x01010101u | (eight.y & 0x7f7f7f7fu) + 0x01010101u;
+        // A NaN must reach the logits, wherever it is.
+        if (wrong & 0x80808080u) wide.x = 0x7fc07fc0u;
+        *(uint4*)(to + i / PARTS * ENTRY_PITCH + i % PARTS * 16) = wide;
     }
 }
 
@@ -202,9 +236,9 @@ __device__ __forceinline__ void each_pair(const HeadSums<MT>& sums, F f) {
 
 // WHOLE: all spans of a row; grid (1, heads / (16 MT), rows); out [rows, heads * LATENT] in split form.
 // Else one span; grid (spans, heads / (16 MT), rows); partial [rows, heads, spans, 2 + LATENT]. 256 threads.
-template <int MT, bool WHOLE>
+template <int MT, bool WHOLE, typename T>
 __device__ __forceinline__ void attend_spans(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,
-                                             Choices choices, const u16* cache, int order, u16* out, float* partial) {
+                                             Choices choices, const T* cache, int order, u16* out, float* partial) {
     static_assert(sizeof(AttentionMemory<MT>) <= ATTENTION_SHARED, "see kernels.rs");
     AttentionMemory<MT>& memory = *(AttentionMemory<MT>*)block_memory;
     const u32 PER_HEAD = THREADS / (16 * MT);
@@ -219,7 +253,7 @@ __device__ __forceinline__ void attend_spans(const float* queries, u32 heads, fl
         wait_for_previous();
         return;
     }
-    fetch_page(memory.pages[at % 2], cache, seen, at);
+    fetch_page(fetched<T>(memory, at), cache, seen, at);
     end_copies();
     wait_for_previous();
     queries += (row * heads + first_head) * WIDTH;
@@ -233,12 +267,16 @@ __device__ __forceinline__ void attend_spans(const float* queries, u32 heads, fl
     clear(sums);
     if (WHOLE) clear(total);
     for (; at < last; at++) {
-        u8* page = memory.pages[at % 2];
+        u8* page = memory.pages[sizeof(T) == 1 ? 0 : at % 2];
         wait_copies<0>();
         __syncthreads();
         u32 in_page = min(PAGE_TOKENS, visible - at * PAGE_TOKENS);
-        if (at + 1 < last) fetch_page(memory.pages[(at + 1) % 2], cache, seen, at + 1);
+        if (at + 1 < last) fetch_page(fetched<T>(memory, at + 1), cache, seen, at + 1);
         end_copies();
+        if constexpr (sizeof(T) == 1) {
+            widen_page(page, fetched<T>(memory, at), in_page);
+            if (in_page == PAGE_TOKENS) __syncthreads();
+        }
         if (in_page < PAGE_TOKENS) {
             // What was never written may be NaN, even under a weight of 0.
             for (u32 i = in_page * WIDTH / 8 + threadIdx.x; i < PAGE_TOKENS * WIDTH / 8; i += THREADS)
@@ -299,16 +337,18 @@ __device__ __forceinline__ void attend_spans(const float* queries, u32 heads, fl
     }
 }
 
-#define ATTEND(HEADS)                                                                                                    \
+#define ATTEND(HEADS, SUFFIX, T)                                                                                         \
     extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                             \
-        attend_rows_##HEADS(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,             \
-                            Choices choices, const u16* cache, int order, u16* out) {                                    \
+        attend_rows_##HEADS##SUFFIX(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,     \
+                                    Choices choices, const T* cache, int order, u16* out) {                              \
         attend_spans<HEADS / 16, true>(queries, heads, scale, rows, pages, choices, cache, order, out, nullptr);         \
     }                                                                                                                    \
     extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                             \
-        attend_spans_##HEADS(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,            \
-                             Choices choices, const u16* cache, float* partial) {                                        \
+        attend_spans_##HEADS##SUFFIX(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,    \
+                                     Choices choices, const T* cache, float* partial) {                                  \
         attend_spans<HEADS / 16, false>(queries, heads, scale, rows, pages, choices, cache, 0, nullptr, partial);        \
     }
-ATTEND(16)
-ATTEND(32)
+ATTEND(16, , u16)
+ATTEND(32, , u16)
+ATTEND(16, _f8, u8)
+ATTEND(32, _f8, u8)

@@ -32,11 +32,13 @@ __device__ __forceinline__ u32 pack_small_f16(float low, float high) {
 __device__ __forceinline__ u32 swizzled(u32 r, u32 c) { return r * 128 + (c / 8 ^ r) * 16 + c % 8 * 2; }
 
 // Packs the latents of listed pages for the product with kv_b, and gives every head its rotated key part. list: a page's number and how
-// many of its positions were written; the others are zeros, whatever the cache holds. grid (pages), 256 threads.
-extern "C" __global__ void expand_inputs(const uint2* list, const u16* cache, u32 heads, u8* packed, u8* expanded) {
+// many of its positions were written; the others are zeros, whatever the cache holds. What E4M3 codes are multiplied with, `scale`, is
+// a factor of the product with kv_b. grid (pages), 256 threads.
+template <typename T>
+__device__ __forceinline__ void expand_inputs(const uint2* list, const T* cache, float scale, u32 heads, u8* packed, u8* expanded) {
     wait_for_previous();
     uint2 page = list[blockIdx.x];
-    const u16* entries = cache + (u64)page.x * PAGE_TOKENS * WIDTH;
+    const T* entries = cache + (u64)page.x * PAGE_TOKENS * WIDTH;
     // As pack_vectors does it, in groups of 64 vectors.
     u8* to = packed + (u64)blockIdx.x * PAGE_TOKENS * LATENT * 2;
     for (u32 i = threadIdx.x; i < PAGE_TOKENS / 8 * LATENT; i += blockDim.x) {
@@ -48,15 +50,27 @@ extern "C" __global__ void expand_inputs(const uint2* list, const u16* cache, u3
     u8* keys = expanded + (u64)blockIdx.x * heads * EXPANDED_BYTES + HEAD_NOPE * 128;
     for (u32 i = threadIdx.x; i < PAGE_TOKENS * (ROPE / 8); i += blockDim.x) {
         u32 token = i / (ROPE / 8), piece = i % (ROPE / 8);
-        uint4 value = token < page.y ? *(const uint4*)(entries + token * WIDTH + LATENT + 8 * piece) : make_uint4(0, 0, 0, 0);
+        uint4 value = make_uint4(0, 0, 0, 0);
+        if (token < page.y) {
+            Pair<T> pairs[4];
 #pragma unroll
-        for (int word = 0; word < 4; word++) {
-            u32& both = (&value.x)[word];
-            both = pack_f16(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
+            for (int word = 0; word < 4; word++) pairs[word].load(entries + token * WIDTH + LATENT + 8 * piece + 2 * word);
+#pragma unroll
+            for (int word = 0; word < 4; word++) {
+                float2 both = pairs[word].unpack();
+                (&value.x)[word] = pack_f16(both.x * scale, both.y * scale);
+            }
         }
         u8* at = keys + piece / 8 * 8192 + token / 8 * 1024 + swizzled(token % 8, piece % 8 * 8);
         for (u32 head = 0; head < heads; head++) *(uint4*)(at + (u64)head * EXPANDED_BYTES) = value;
     }
+}
+
+extern "C" __global__ void expand_inputs_bf16(const uint2* list, const u16* cache, float scale, u32 heads, u8* packed, u8* expanded) {
+    expand_inputs(list, cache, scale, heads, packed, expanded);
+}
+extern "C" __global__ void expand_inputs_f8(const uint2* list, const u8* cache, float scale, u32 heads, u8* packed, u8* expanded) {
+    expand_inputs(list, cache, scale, heads, packed, expanded);
 }
 
 // Keys and values of `heads` heads for packed latents of `count` positions, a multiple of 64: a product with kv_b, whose rows are a

@@ -59,6 +59,17 @@ __device__ __forceinline__ float e4m3_to_f32(u8 code) {
     return __uint_as_float(__float_as_uint(magnitude) | (u32)(code & 0x80) << 24);
 }
 
+// `f32_to_e4m3` of lucid-checkpoint: to nearest, ties to even; beyond 448 it becomes 448.
+__device__ __forceinline__ u8 f32_to_e4m3(float x) {
+    u32 bits = __float_as_uint(x), magnitude = bits & 0x7fffffffu;
+    u32 subnormal = __float_as_uint(__uint_as_float(magnitude) + 16384.0f) - __float_as_uint(16384.0f);
+    u32 normal = (magnitude + 0x7ffff + (magnitude >> 20 & 1) >> 20) - (120 << 3);
+    u32 code = magnitude < 0x3c800000u ? subnormal : normal;
+    if (magnitude >= __float_as_uint(448.0f)) code = 0x7e;
+    if (magnitude > 0x7f800000u) code = 0x7f;
+    return bits >> 24 & 0x80 | code;
+}
+
 // E2M1: the same with 2^126.
 __device__ __forceinline__ float e2m1_to_f32(u32 code) {
     float magnitude = __uint_as_float((code & 7) << 22) * 0x1p126f;

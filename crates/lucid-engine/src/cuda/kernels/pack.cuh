@@ -4,12 +4,23 @@
 // sixteen bytes number c of vector r stand at place c ^ r of its 128 ("128-byte swizzle"). Within 32 columns the words that thread t has in decoding, 4 t to 4 t + 3,
 // stand where operand B's rows for its word of operand A are: at t, t + 4, t + 8, t + 12.
 
+// A vector's pairs of columns as words of bf16.
+__device__ __forceinline__ const u32* pairs_of(const u16* vector) { return (const u32*)vector; }
+// From E4M3 codes.
+struct CodePairs {
+    const u16* codes;
+    __device__ __forceinline__ operator bool() const { return codes; }
+    __device__ __forceinline__ void operator+=(u32 pairs) { codes += pairs; }
+    __device__ __forceinline__ u32 operator[](u32 i) const { return pack_bf16(e4m3_to_f32(codes[i]), e4m3_to_f32(codes[i] >> 8)); }
+};
+__device__ __forceinline__ CodePairs pairs_of(const u8* vector) { return CodePairs{(const u16*)vector}; }
+
 // Sixteen bytes of a block in the order in which they stand, so that a warp's stores are whole lines: number i of the block's. `vector(r)`:
 // vector r, or null for zeros; 128 columns of the block stand `stride` bytes apart.
 template <typename V>
 __device__ __forceinline__ void pack_piece(u32 i, V vector, u8* block, u64 stride) {
     u32 r = i / 8 % 8, place = i % 8, piece = place ^ r, half = i / 64;
-    const u32* x = (const u32*)vector(r);
+    auto x = pairs_of(vector(r));
     uint4 words = make_uint4(0, 0, 0, 0);
     if (x) {
         x += half * 32 + piece / 4 * 16 + piece % 4;

@@ -36,3 +36,27 @@ struct Seen {
         return (u64)__ldcg(table + position / PAGE_TOKENS) * PAGE_TOKENS + position % PAGE_TOKENS;
     }
 };
+
+// Two neighbouring columns, as they are stored: loads of many go out before the first is unpacked.
+template <typename T>
+struct Pair;
+template <>
+struct Pair<float> {
+    float2 values;
+    __device__ __forceinline__ void load(const float* at) { values = *(const float2*)at; }
+    __device__ __forceinline__ float2 unpack() const { return values; }
+};
+template <>
+struct Pair<u16> {
+    u32 values;
+    __device__ __forceinline__ void load(const u16* at) { values = *(const u32*)at; }
+    __device__ __forceinline__ float2 unpack() const {
+        return make_float2(__uint_as_float(values << 16), __uint_as_float(values & 0xffff0000u));
+    }
+};
+template <>
+struct Pair<u8> {
+    u16 codes;
+    __device__ __forceinline__ void load(const u8* at) { codes = *(const u16*)at; }
+    __device__ __forceinline__ float2 unpack() const { return make_float2(e4m3_to_f32(codes), e4m3_to_f32(codes >> 8)); }
+};

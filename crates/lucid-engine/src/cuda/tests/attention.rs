@@ -1,11 +1,14 @@
+use lucid_checkpoint::{e4m3_to_f32, f32_to_e4m3};
+
 use super::random::{self, Random};
 use super::{bf16, gpu, joined, poisoned, read, same_bits};
-use crate::Mode;
 use crate::cuda::attention::{Choices, Inputs, Pages, PartialSums, Shape, StepRows, attend, inputs};
+use crate::cuda::cache::LayerCache;
 use crate::cuda::driver::Address;
 use crate::cuda::expanded::part;
 use crate::cuda::kernels::Order;
 use crate::kv_cache::PAGE_TOKENS;
+use crate::{KvCacheDtype, Mode};
 
 const LATENT: usize = 512;
 const ROPE: usize = 64;
@@ -19,16 +22,22 @@ fn attention_matches_f64_over_scattered_pages() {
     let Some((gpu, mut kernels)) = gpu() else { return };
     let mut random = Random::new(11);
     let has_tensor = kernels.roomy;
-    for (mode, tensor, heads, interleaved, chooses, lengths) in [
-        (Mode::Reference, false, 8, true, false, &[1, 17, 64, 65, 200][..]),
-        (Mode::Serving, false, 3, false, false, &[1, 17, 64, 65, 200]),
-        (Mode::Serving, true, 3, false, false, &[1, 17, 64, 65, 530]),
-        (Mode::Serving, true, 20, true, false, &[300]),
-        (Mode::Serving, true, 64, true, false, &[70]),
-        (Mode::Reference, false, 8, true, true, &[1, 17, 64, 65, 200]),
-        (Mode::Serving, false, 3, false, true, &[1, 17, 64, 65, 200]),
-        (Mode::Serving, true, 3, false, true, &[1, 17, 64, 65, 530]),
-        (Mode::Serving, true, 33, true, true, &[300]),
+    use KvCacheDtype::{Bf16, F32, Fp8E4m3};
+    for (mode, dtype, tensor, heads, interleaved, chooses, lengths) in [
+        (Mode::Reference, F32, false, 8, true, false, &[1, 17, 64, 65, 200][..]),
+        (Mode::Serving, Bf16, false, 3, false, false, &[1, 17, 64, 65, 200]),
+        (Mode::Serving, Bf16, true, 3, false, false, &[1, 17, 64, 65, 530]),
+        (Mode::Serving, Bf16, true, 20, true, false, &[300]),
+        (Mode::Serving, Bf16, true, 64, true, false, &[70]),
+        (Mode::Reference, F32, false, 8, true, true, &[1, 17, 64, 65, 200]),
+        (Mode::Serving, Bf16, false, 3, false, true, &[1, 17, 64, 65, 200]),
+        (Mode::Serving, Bf16, true, 3, false, true, &[1, 17, 64, 65, 530]),
+        (Mode::Serving, Bf16, true, 33, true, true, &[300]),
+        (Mode::Reference, Fp8E4m3, false, 8, true, false, &[1, 17, 64, 65, 200]),
+        (Mode::Serving, Fp8E4m3, true, 3, false, false, &[1, 17, 64, 65, 530]),
+        (Mode::Serving, Fp8E4m3, true, 64, true, false, &[130]),
+        (Mode::Reference, Fp8E4m3, false, 3, false, true, &[1, 17, 64, 65, 200]),
+        (Mode::Serving, Fp8E4m3, true, 33, true, true, &[300]),
     ] {
         kernels.roomy = tensor && has_tensor;
         let rows: usize = lengths.iter().sum();
@@ -52,12 +61,15 @@ fn attention_matches_f64_over_scattered_pages() {
                 [angle.cos(), angle.sin()]
             })
             .collect();
-        let shape = Shape { heads, nope: NOPE, latent: LATENT, rope: ROPE, scale: 0.05, mode };
+        let shape = Shape { heads, nope: NOPE, latent: LATENT, rope: ROPE, scale: 0.05, mode, cache: dtype };
         let (entries_gpu, queries_gpu) = (gpu.upload(&entries).unwrap(), gpu.upload(&queries).unwrap());
         let (norm_gpu, angles_gpu) = (gpu.upload(&norm).unwrap(), gpu.upload(&angles).unwrap());
         let (rows_gpu, pages_gpu) = (gpu.upload(&words).unwrap(), gpu.upload(&order).unwrap());
         // Whatever memory held before must not matter.
-        let cache = gpu.upload(&vec![f32::NAN; (pages + 3) * PAGE_TOKENS * WIDTH]).unwrap();
+        let cache = gpu.upload(&vec![u32::MAX; (pages + 3) * PAGE_TOKENS * WIDTH]).unwrap();
+        // No power of two, so that a factor too many or too few shows.
+        let cache_scale = if dtype == Fp8E4m3 { 0.37 } else { 1.0 };
+        let layer = LayerCache { at: cache.address(), scale: cache_scale };
         let nope = gpu.allocate(rows * heads * NOPE * 6).unwrap();
         let absorbed = poisoned(&gpu, rows * heads * WIDTH);
         // What rows of more than `most` tokens attend to: tokens anywhere, their own among them.
@@ -97,7 +109,7 @@ fn attention_matches_f64_over_scattered_pages() {
             nope_split: nope.address(),
             absorbed: absorbed.address(),
         };
-        inputs(&gpu, &kernels, shape, step, cache.address(), &from).unwrap();
+        inputs(&gpu, &kernels, shape, step, layer, &from).unwrap();
 
         // The queries' two parts.
         let split = joined(&gpu, &kernels, nope.address(), rows, heads * NOPE);
@@ -129,7 +141,7 @@ fn attention_matches_f64_over_scattered_pages() {
             let out = gpu.allocate(rows * heads * LATENT * 6).unwrap();
             gpu.write(out.address(), &vec![u16::MAX; rows * heads * LATENT * 3]).unwrap();
             let to = (out.address(), Order::Natural);
-            attend(&gpu, &kernels, shape, step, cache.address(), queries, &partial, pages, to).unwrap();
+            attend(&gpu, &kernels, shape, step, layer, queries, &partial, pages, to).unwrap();
             joined(&gpu, &kernels, out.address(), rows, heads * LATENT)
         };
         let in_order = run(Pages::InOrder, step, absorbed.address());
@@ -145,7 +157,7 @@ fn attention_matches_f64_over_scattered_pages() {
         }
 
         // Entries as they must stand in the cache.
-        let stored: Vec<f32> = (0..rows)
+        let mut stored: Vec<f32> = (0..rows)
             .flat_map(|row| {
                 let entry = &entries[row * WIDTH..][..WIDTH];
                 let mean = entry[..LATENT].iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / LATENT as f64;
@@ -155,8 +167,29 @@ fn attention_matches_f64_over_scattered_pages() {
                     latent.chain(rotate(&entry[LATENT..], words[2 * row] as usize)).collect();
                 both
             })
-            .map(|x| if mode == Mode::Serving { bf16(x) } else { x })
+            .map(|x| match dtype {
+                F32 => x,
+                Bf16 => bf16(x),
+                Fp8E4m3 => e4m3_to_f32(f32_to_e4m3(x / cache_scale)) * cache_scale,
+            })
             .collect();
+        if dtype == Fp8E4m3 {
+            // To the bit, but where an f32 that was computed in another order lies on the edge between two codes.
+            let mut codes = vec![0u8; (pages + 3) * PAGE_TOKENS * WIDTH];
+            gpu.read(&mut codes, cache.address()).unwrap();
+            let mut edges = 0;
+            for (row, stored) in stored.chunks_mut(WIDTH).enumerate() {
+                let (position, table) = (words[2 * row] as usize, words[2 * row + 1] as usize);
+                let page = order[table + position / PAGE_TOKENS] as usize;
+                let at = (page * PAGE_TOKENS + position % PAGE_TOKENS) * WIDTH;
+                for (stored, &code) in stored.iter_mut().zip(&codes[at..]) {
+                    let decoded = e4m3_to_f32(code) * cache_scale;
+                    edges += usize::from(decoded != *stored);
+                    *stored = decoded;
+                }
+            }
+            assert!(edges <= 1 + rows * WIDTH / 50_000, "{edges} codes differ");
+        }
         // A bf16 entry on the edge between two values may round the other way.
         let tolerance = match (mode, tensor) {
             (Mode::Reference, _) => 2e-5,
@@ -184,7 +217,7 @@ fn attention_matches_f64_over_scattered_pages() {
                             .iter()
                             .map(|&(j, score)| (score - highest).exp() / total * f64::from(entry(j)[k]))
                             .sum();
-                        let got = f64::from(in_order[row * heads * LATENT + head * LATENT + k]);
+                        let got = f64::from(in_order[row * heads * LATENT + head * LATENT + k] * cache_scale);
                         assert!(
                             (got - expected).abs() < tolerance * 3.0,
                             "{mode:?} {position} {head} {k}: {got} {expected}"

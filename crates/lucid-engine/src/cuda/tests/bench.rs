@@ -10,6 +10,7 @@ use super::random::Random;
 use super::{gpu_with_terms, split_vectors};
 use crate::cpu::Span;
 use crate::cuda::attention::{Choices, PartialSums, Shape, StepRows, attend};
+use crate::cuda::cache::LayerCache;
 use crate::cuda::driver::{Address, Buffer, Gpu, launch};
 use crate::cuda::experts::{ExpertBuffers, Normed, Pass, down, gate_up, visit};
 use crate::cuda::forward::CudaModel;
@@ -23,7 +24,7 @@ use crate::cuda::weights::{
 };
 use crate::kv_cache::{PAGE_TOKENS, PagePool};
 use crate::parallel::Rank;
-use crate::{Mode, Semantics, SemanticsOptions};
+use crate::{KvCacheDtype, Mode, Semantics, SemanticsOptions};
 
 const HIDDEN: usize = 7_168;
 const WIDTH: usize = 2_048;
@@ -201,7 +202,7 @@ fn decoding_at_full_width() {
     }
     for batch in [1, 8, 32, 64] {
         projections(&gpu, &kernels, &noise, &layers, batch, copy);
-        attention(&gpu, &kernels, &noise, batch, CONTEXT, copy);
+        attention(&gpu, &kernels, &noise, KvCacheDtype::Bf16, (batch, CONTEXT), copy);
     }
     whole_layers(&gpu, kernels, &noise, layers, copy);
 }
@@ -387,17 +388,37 @@ fn attention_at_full_width() {
     let Some((gpu, kernels)) = gpu_with_terms(1) else { return };
     let noise = Noise::new(&gpu);
     for (batch, context) in [(1, 1_024), (8, 1_024), (32, 1_024), (64, 1_024), (1, 32_768), (8, 32_768)] {
-        attention(&gpu, &kernels, &noise, batch, context, 4.26e12);
+        for dtype in [KvCacheDtype::Bf16, KvCacheDtype::Fp8E4m3] {
+            attention(&gpu, &kernels, &noise, dtype, (batch, context), 4.26e12);
+        }
     }
 }
 
-fn attention(gpu: &Gpu, kernels: &Kernels, noise: &Noise, batch: usize, context: usize, copy: f64) {
+fn attention(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    noise: &Noise,
+    dtype: KvCacheDtype,
+    (batch, context): (usize, usize),
+    copy: f64,
+) {
     let mut random = Random::new(2);
     let queries: Vec<f32> = (0..batch * HEADS * 576).map(|_| random.number()).collect();
     let queries = gpu.upload(&queries).unwrap();
-    let shape = Shape { heads: HEADS, nope: 128, latent: 512, rope: 64, scale: 0.1, mode: Mode::Serving };
+    let shape = Shape {
+        heads: HEADS,
+        nope: 128,
+        latent: 512,
+        rope: 64,
+        scale: 0.1,
+        mode: Mode::Serving,
+        cache: dtype,
+    };
     let pages = context / PAGE_TOKENS;
-    let cache = noise.fill(gpu, &noise.bf16, batch * context * 576 * 2);
+    let bytes = batch * context * 576 * if dtype == KvCacheDtype::Bf16 { 2 } else { 1 };
+    // Codes are whatever bf16 numbers' bytes are.
+    let cache = noise.fill(gpu, &noise.bf16, bytes);
+    let at = LayerCache { at: cache.address(), scale: 1.0 };
     let words: Vec<u32> = (0..batch).flat_map(|row| [context as u32 - 1, (row * pages) as u32]).collect();
     let (rows, table) =
         (gpu.upload(&words).unwrap(), gpu.upload(&(0..(batch * pages) as u32).collect::<Vec<_>>()).unwrap());
@@ -413,10 +434,9 @@ fn attention(gpu: &Gpu, kernels: &Kernels, noise: &Noise, batch: usize, context:
     let pages_kind = partial.choose(kernels, shape, step);
     let seconds = measure(gpu, |_| {
         let to = (out.address(), Order::Natural);
-        attend(gpu, kernels, shape, step, cache.address(), queries.address(), &partial, pages_kind, to)
-            .unwrap();
+        attend(gpu, kernels, shape, step, at, queries.address(), &partial, pages_kind, to).unwrap();
     });
-    line(&format!("attention, batch {batch}, {context}"), seconds, (batch * context * 576 * 2) as f64, copy);
+    line(&format!("attention, {dtype}, batch {batch}, {context}"), seconds, bytes as f64, copy);
 }
 
 #[test]
@@ -438,7 +458,7 @@ fn prefill_at_full_width() {
         gpu.clone(),
         kernels,
         config,
-        semantics,
+        (semantics, vec![1.0; 4]),
         weights,
         (MOST, MOST),
         Rank::ALONE,
@@ -500,7 +520,7 @@ fn whole_layers(gpu: &Gpu, kernels: Kernels, noise: &Noise, layers: Vec<Layer>, 
         gpu.clone(),
         kernels,
         config,
-        semantics,
+        (semantics, vec![1.0; 6]),
         weights,
         (4_096, 64),
         Rank::ALONE,

@@ -1,16 +1,19 @@
 //! Attention of prompts in the expanded form, against f64 from the same latents.
 
+use lucid_checkpoint::{e4m3_to_f32, f32_to_e4m3};
+
 use super::random::{self, decoded, dot};
 use super::{bf16, gpu_with_terms};
-use crate::Mode;
 use crate::cpu::Span;
 use crate::cuda::attention::Shape;
+use crate::cuda::cache::LayerCache;
 use crate::cuda::driver::{Buffer, Gpu};
 use crate::cuda::expanded::Expanded;
 use crate::cuda::kernels::{Kernels, Order};
 use crate::cuda::packing::{Packing, Room};
 use crate::cuda::weights::{DeviceMatrix, Layout};
 use crate::kv_cache::{PAGE_TOKENS, PageId, PagePool};
+use crate::{KvCacheDtype, Mode};
 
 const LATENT: usize = 512;
 const ROPE: usize = 64;
@@ -21,40 +24,59 @@ const HEADS: usize = 3;
 
 /// A sequence's latents in scattered pages, and its queries.
 struct Case {
-    entries: Vec<f32>, // [len, WIDTH], bf16 values
+    entries: Vec<f32>, // [len, WIDTH], values that the cache has
     nope: Vec<f32>,    // [len, HEADS, NOPE]
     rotated: Vec<f32>, // [len, HEADS, ROPE]
     pages: Vec<PageId>,
     cache: Buffer,
+    shape: Shape,
+    scale: f32,
 }
 
 fn bits(values: impl IntoIterator<Item = f32>) -> Vec<u16> {
     values.into_iter().map(|x| (x.to_bits() >> 16) as u16).collect()
 }
 
-fn case(gpu: &Gpu, len: usize, seed: u64) -> Case {
-    let entries: Vec<f32> = random::vector(len * WIDTH, seed).into_iter().map(bf16).collect();
+fn case(gpu: &Gpu, dtype: KvCacheDtype, len: usize, seed: u64) -> Case {
+    let codes = dtype == KvCacheDtype::Fp8E4m3;
+    let scale = if codes { 0.011 } else { 1.0 };
+    let values = random::vector(len * WIDTH, seed).into_iter();
+    let entries: Vec<f32> =
+        values.map(|x| if codes { e4m3_to_f32(f32_to_e4m3(x / scale)) * scale } else { bf16(x) }).collect();
     let mut pool = PagePool::new(len + 5 * PAGE_TOKENS);
     let (mut others, mut pages) = (Vec::new(), Vec::new());
     assert!(pool.extend(&mut others, 2 * PAGE_TOKENS) && pool.extend(&mut pages, len));
     // What nothing was written to is NaN.
     let mut cache = vec![0x7fc0u16; pool.total() * PAGE_TOKENS * WIDTH];
+    let mut code_cache = vec![0x7fu8; cache.len()];
     for position in 0..len {
         let at = pages[position / PAGE_TOKENS].index() * PAGE_TOKENS + position % PAGE_TOKENS;
         let entry = bits(entries[position * WIDTH..][..WIDTH].iter().copied());
         cache[at * WIDTH..][..WIDTH].copy_from_slice(&entry);
+        for (code, x) in code_cache[at * WIDTH..].iter_mut().zip(&entries[position * WIDTH..][..WIDTH]) {
+            *code = f32_to_e4m3(x / scale);
+        }
     }
     Case {
         entries,
         nope: random::vector(len * HEADS * NOPE, seed + 1),
         rotated: random::vector(len * HEADS * ROPE, seed + 2),
         pages,
-        cache: gpu.upload(&cache).unwrap(),
+        cache: if codes { gpu.upload(&code_cache) } else { gpu.upload(&cache) }.unwrap(),
+        shape: Shape { cache: dtype, ..SHAPE },
+        scale,
     }
 }
 
-const SHAPE: Shape =
-    Shape { heads: HEADS, nope: NOPE, latent: LATENT, rope: ROPE, scale: 0.003, mode: Mode::Serving };
+const SHAPE: Shape = Shape {
+    heads: HEADS,
+    nope: NOPE,
+    latent: LATENT,
+    rope: ROPE,
+    scale: 0.003,
+    mode: Mode::Serving,
+    cache: KvCacheDtype::Bf16,
+};
 
 impl Case {
     /// Rows `first` to `first + count` of the prompt, as one step; `[count, HEADS, VALUE]`.
@@ -78,11 +100,12 @@ impl Case {
         let out = gpu.upload(&vec![0x7fc0u16; count * HEADS * VALUE]).unwrap();
         let room = Room { tokens: PAGE_TOKENS, columns: LATENT, visits: 0, visit_columns: 0, slots: 0 };
         let packing = Packing::new(gpu, kernels, room).unwrap();
-        let mut expanded = Expanded::new(gpu, kernels, SHAPE, VALUE, kv_b, len).unwrap().unwrap();
+        let mut expanded = Expanded::new(gpu, kernels, self.shape, VALUE, kv_b, len).unwrap().unwrap();
         let span = Span { pages: &self.pages, position: first, count, row: 0, prompt: len };
         assert!(expanded.send(gpu, &[span], HEADS).unwrap().absorbed.is_empty());
         let (queries, to) = ((queries.address(), absorbed.address()), (out.address(), Order::Natural));
-        expanded.attend(gpu, kernels, SHAPE, kv_b, self.cache.address(), &packing, queries, to).unwrap();
+        let cache = LayerCache { at: self.cache.address(), scale: self.scale };
+        expanded.attend(gpu, kernels, self.shape, kv_b, cache, &packing, queries, to).unwrap();
         let mut values = vec![0u16; count * HEADS * VALUE];
         gpu.read(&mut values, out.address()).unwrap();
         values
@@ -123,8 +146,10 @@ fn prompts_match_f64_and_may_be_cut_anywhere() {
     for layout in [Layout::Bf16, Layout::F8Blocks] {
         let host = random::matrix(layout, HEADS * (NOPE + VALUE), LATENT, 8);
         let (kv_b, values) = (DeviceMatrix::upload(&gpu, &kernels, &host).unwrap(), decoded(&host));
-        for len in [1, 64, 129, 300] {
-            let case = case(&gpu, len, len as u64);
+        let lengths = [1, 64, 129, 300].into_iter();
+        let cases = lengths.flat_map(|len| [(KvCacheDtype::Bf16, len), (KvCacheDtype::Fp8E4m3, len)]);
+        for (dtype, len) in cases {
+            let case = case(&gpu, dtype, len, len as u64);
             let whole = case.attend(&gpu, &kernels, &kv_b, (0, len));
             for row in [0, 1, 63, 64, 127, 128, len / 2, len - 1].into_iter().filter(|&row| row < len) {
                 for head in 0..HEADS {
@@ -136,7 +161,7 @@ fn prompts_match_f64_and_may_be_cut_anywhere() {
                         // Keys, values and weights are rounded to bf16, 2^-9 each.
                         assert!(
                             error <= 0.02 * size,
-                            "{layout:?}, {len}: row {row}, head {head}: {error} of {size}"
+                            "{layout:?}, {dtype}, {len}: row {row}, head {head}: {error} of {size}"
                         );
                     }
                 }
@@ -146,7 +171,7 @@ fn prompts_match_f64_and_may_be_cut_anywhere() {
                 let second = case.attend(&gpu, &kernels, &kv_b, (cut, len - cut));
                 assert!(
                     whole == [first, second].concat(),
-                    "{layout:?}, {len} tokens cut at {cut}: other bits"
+                    "{layout:?}, {dtype}, {len} tokens cut at {cut}: other bits"
                 );
             }
         }
