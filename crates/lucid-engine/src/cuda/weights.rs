@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use lucid_checkpoint::gguf::BlockType;
 use lucid_checkpoint::{Matrix, Packed, ScaleType, Scales};
 
 use super::driver::{Address, Buffer, Gpu, launch};
@@ -39,6 +40,11 @@ pub enum Layout {
     Nvfp4 = 4,
     Int4 = 7,
     F8Blocks = 9,
+    Q8_0 = 11,
+    Q5_0 = 12,
+    Q4K = 13,
+    Q5K = 14,
+    Q6K = 15,
 }
 
 impl Layout {
@@ -127,8 +133,23 @@ fn stored(matrix: &Matrix) -> Stored<'_> {
         Packed::F8Blocks { codes, scales, .. } => {
             Stored { scales: f32_scales(scales, matrix), ..plain(Layout::F8Blocks, codes) }
         }
-        other => unreachable!("{other:?} was refused by check_layout"),
+        Packed::Gguf { block, bytes, scale } => match gguf_layout(*block) {
+            Some(layout) => Stored { global_scale: *scale, ..plain(layout, bytes) },
+            None => unreachable!("{block:?} was refused by check_layout"),
+        },
     }
+}
+
+/// The block types of GGUF that the plain kernels read.
+fn gguf_layout(block: BlockType) -> Option<Layout> {
+    Some(match block {
+        BlockType::Q8_0 => Layout::Q8_0,
+        BlockType::Q5_0 => Layout::Q5_0,
+        BlockType::Q4_K => Layout::Q4K,
+        BlockType::Q5_K => Layout::Q5K,
+        BlockType::Q6_K => Layout::Q6K,
+        _ => return None,
+    })
 }
 
 /// Scales of blocks in f32, which holds every type of them exactly.
@@ -165,12 +186,17 @@ pub fn check_layout(matrix: &Matrix) -> Result<(), Error> {
             }
             format!("E4M3 in blocks of {} by {}", block[0], block[1])
         }
-        Packed::Gguf { block, .. } => block.as_str().to_owned(),
+        Packed::Gguf { block, .. } => {
+            if gguf_layout(*block).is_some() {
+                return Ok(());
+            }
+            block.as_str().to_owned()
+        }
     };
     Err(Error::Unsupported {
         what: format!("tensor {}, stored as {problem}, on a GPU,", matrix.name),
-        hint: "run it on the CPU, or use a checkpoint in NVFP4, BF16, INT4 with BF16 scales for 32 columns, or E4M3 in blocks of 128 by \
-               128",
+        hint: "run it on the CPU, or use a checkpoint in NVFP4, BF16, INT4 with BF16 scales for 32 columns, E4M3 in blocks of 128 by \
+               128, or Q8_0, Q5_0, Q4_K, Q5_K or Q6_K",
     })
 }
 

@@ -32,7 +32,12 @@ enum {
     INT4 = 7,
     INT4_TILED = 8,
     F8_BLOCKS = 9,
-    F8_BLOCKS_TILED = 10
+    F8_BLOCKS_TILED = 10,
+    Q8_0 = 11,
+    Q5_0 = 12,
+    Q4_K = 13,
+    Q5_K = 14,
+    Q6_K = 15
 };
 
 __device__ __forceinline__ float bf16_to_f32(u16 bits) { return __uint_as_float((u32)bits << 16); }
@@ -149,6 +154,32 @@ __device__ __forceinline__ float decode_f8_tiled(const u8* values, u64 row, u32 
     return e4m3_to_f32(tile[w / 2 * 1024 + high * 512 + lane * 16 + w % 2 * 8 + byte]) * *(const float*)(tile + 2048);
 }
 
+// Block types of GGUF: value i of a block, rounded where `BlockType::decode` of lucid-checkpoint rounds.
+__device__ __forceinline__ float half_at(const u8* at) { return f16_to_f32(*(const u16*)at); }
+__device__ __forceinline__ float decode_q8_0(const u8* b, u32 i) { return half_at(b) * (float)(signed char)b[2 + i]; }
+__device__ __forceinline__ float decode_q5_0(const u8* b, u32 i) {
+    u32 low = b[6 + i % 16] >> (i < 16 ? 0 : 4) & 15, high = b[2 + i / 8] >> i % 8 & 1;
+    return half_at(b) * (float)((int)(low | high << 4) - 16);
+}
+// Q5_K has a fifth bit of each value before the others; six bits of scale and minimum for 32 values stand in twelve bytes.
+template <bool FIFTH>
+__device__ __forceinline__ float decode_q45_k(const u8* b, u32 i) {
+    const u8* s = b + 4;
+    u32 j = i / 32, scale, minimum;
+    if (j < 4)
+        scale = s[j] & 63, minimum = s[j + 4] & 63;
+    else
+        scale = s[j + 4] & 15 | s[j - 4] >> 6 << 4, minimum = s[j + 4] >> 4 | s[j] >> 6 << 4;
+    u32 q = b[(FIFTH ? 48 : 16) + i / 64 * 32 + i % 32] >> 4 * (j % 2) & 15;
+    if (FIFTH) q |= (b[16 + i % 32] >> j & 1) << 4;
+    return half_at(b) * (float)scale * (float)q - half_at(b + 2) * (float)minimum;
+}
+__device__ __forceinline__ float decode_q6_k(const u8* b, u32 i) {
+    u32 h = i / 128, g = i % 128 / 32, e = i % 32;
+    u32 low = b[64 * h + 32 * (g % 2) + e] >> 4 * (g / 2) & 15, high = b[128 + 32 * h + e] >> 2 * g & 3;
+    return half_at(b + 208) * (float)(signed char)b[192 + i / 16] * (float)((int)(low | high << 4) - 32);
+}
+
 // One element of a matrix with `cols` columns, without its global scale. NVFP4 columns are a multiple of 16.
 __device__ __forceinline__ float decode(int layout, const u8* values, const u8* scales, u64 row, u32 k, u32 cols) {
     u64 at = row * cols + k;
@@ -163,6 +194,11 @@ __device__ __forceinline__ float decode(int layout, const u8* values, const u8* 
         case F8_BLOCKS: return e4m3_to_f32(values[at]) * ((const float*)scales)[row / 128 * ((cols + 127) / 128) + k / 128];
         case BF16_TILED: return decode_bf16_tiled(values, row, k, cols);
         case INT4_TILED: return decode_int4_tiled(values, row, k, cols);
+        case Q8_0: return decode_q8_0(values + at / 32 * 34, k % 32);
+        case Q5_0: return decode_q5_0(values + at / 32 * 22, k % 32);
+        case Q4_K: return decode_q45_k<false>(values + at / 256 * 144, k % 256);
+        case Q5_K: return decode_q45_k<true>(values + at / 256 * 176, k % 256);
+        case Q6_K: return decode_q6_k(values + at / 256 * 210, k % 256);
         case F8_BLOCKS_TILED: return decode_f8_tiled(values, row, k, cols);
         default: return decode_tiled(values, row, k, cols);
     }

@@ -41,6 +41,9 @@ fn visits_match_f64(terms: usize, tolerance: f64) {
         (Layout::F8Blocks, 256, 128),
         (Layout::F8Blocks, 1_024, 272),
         (Layout::F8Blocks, 128, 1_152),
+        (Layout::Q8_0, 64, 96),
+        (Layout::Q4K, 256, 256),
+        (Layout::Q6K, 256, 512),
     ];
     for (layout, hidden, width) in shapes {
         let matrix = |rows, cols, seed| random::matrix(layout, rows, cols, seed);

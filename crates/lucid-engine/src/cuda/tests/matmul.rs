@@ -10,8 +10,20 @@ use crate::cuda::weights::{DeviceMatrix, Layout};
 /// A sum's rounding, relative to the sum of its absolute terms: tensor cores cut products off below 2^-24 of the largest.
 const TOLERANCE: f64 = 2e-6;
 
-const LAYOUTS: [Layout; 7] =
-    [Layout::F32, Layout::F16, Layout::Bf16, Layout::F8E4m3, Layout::Nvfp4, Layout::Int4, Layout::F8Blocks];
+const LAYOUTS: [Layout; 12] = [
+    Layout::F32,
+    Layout::F16,
+    Layout::Bf16,
+    Layout::F8E4m3,
+    Layout::Nvfp4,
+    Layout::Int4,
+    Layout::F8Blocks,
+    Layout::Q8_0,
+    Layout::Q5_0,
+    Layout::Q4K,
+    Layout::Q5K,
+    Layout::Q6K,
+];
 
 #[test]
 fn products_match_f64_and_never_depend_on_the_batch() {
@@ -42,7 +54,8 @@ fn products_match_f64(terms: usize) {
         for (rows, cols) in shapes {
             let group = match layout {
                 Layout::Nvfp4 => 16,
-                Layout::Int4 => 32,
+                Layout::Int4 | Layout::Q8_0 | Layout::Q5_0 => 32,
+                Layout::Q4K | Layout::Q5K | Layout::Q6K => 256,
                 _ => 1,
             };
             if cols % group != 0 {
@@ -225,4 +238,26 @@ fn two_products_share_a_launch() {
     };
     let together = run(true);
     assert!(same_bits(&together, &run(false)) && together.iter().all(|y| y.is_finite()));
+}
+
+/// Not a test of anything: prints the times of products with GGUF's blocks, which the plain kernels compute.
+#[test]
+#[ignore = "a benchmark"]
+fn products_with_blocks_at_full_width() {
+    let Some((gpu, kernels)) = gpu_with_terms(1) else { return };
+    let (rows, cols) = (16_384, 7_168);
+    for layout in [Layout::Q8_0, Layout::Q5_0, Layout::Q4K, Layout::Q5K, Layout::Q6K] {
+        let weight = DeviceMatrix::upload(&gpu, &kernels, &random::matrix(layout, rows, cols, 3)).unwrap();
+        let x = split_vectors(&gpu, &kernels, &random::vector(64 * cols, 4), cols, layout.order(cols));
+        let y = poisoned(&gpu, 64 * rows);
+        for count in [1, 8, 64] {
+            let product = Product::new(&weight, x.address()).into(y.address());
+            let mut times: Vec<f64> = (0..8)
+                .map(|_| gpu.time(|| multiply(&gpu, &kernels, product, None, count)).unwrap())
+                .collect();
+            times.sort_by(f64::total_cmp);
+            let speed = weight.values.bytes() as f64 / times[4] / 1e12;
+            println!("{layout:?}, {count} vectors: {:.0} us, {speed:.2} TB/s", times[4] * 1e6);
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! Random vectors and packed matrices.
 
+use lucid_checkpoint::gguf::BlockType;
 use lucid_checkpoint::{Bytes, Matrix, Packed, ScaleType, Scales};
 
 use crate::cuda::weights::Layout;
@@ -92,8 +93,26 @@ pub fn matrix(layout: Layout, rows: usize, cols: usize, seed: u64) -> Matrix {
             },
             block: [128, 128],
         },
+        Layout::Q8_0 => blocks(&mut random, BlockType::Q8_0, len, &[0]),
+        Layout::Q5_0 => blocks(&mut random, BlockType::Q5_0, len, &[0]),
+        Layout::Q4K => blocks(&mut random, BlockType::Q4_K, len, &[0, 2]),
+        Layout::Q5K => blocks(&mut random, BlockType::Q5_K, len, &[0, 2]),
+        Layout::Q6K => blocks(&mut random, BlockType::Q6_K, len, &[208]),
     };
     Matrix { name: format!("random {}", layout as i32), rows, cols, packed }
+}
+
+/// Random blocks of GGUF, with binary16 scales from 2^-11 to 2^-8 `at` these bytes.
+fn blocks(random: &mut Random, block: BlockType, len: usize, at: &[usize]) -> Packed {
+    let mut bytes: Vec<u8> =
+        (0..len / block.elements() * block.bytes()).map(|_| random.word() as u8).collect();
+    for block in bytes.chunks_exact_mut(block.bytes()) {
+        for &at in at {
+            let scale = (4 + random.word() as u16 % 3) << 10 | random.word() as u16 & 0x3ff;
+            block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+    Packed::Gguf { block, bytes: Bytes::from(bytes), scale: 1.5 }
 }
 
 /// All values, decoded by the checkpoint reader.
