@@ -1,6 +1,7 @@
 //! Where the model runs: one type over the processor and the GPU, so that engine and scorer don't care.
 
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::str::FromStr;
@@ -9,11 +10,12 @@ use lucid_checkpoint::{Checkpoint, Config, TokenId};
 
 use crate::choice::Choice;
 use crate::cpu::{Cache, CpuModel, Observer, Span, Unit};
-use crate::cuda::{CudaModel, MOST_LISTED};
+use crate::cuda::{All, CudaModel, MOST_LISTED, nccl_meeting};
 use crate::logprobs;
 use crate::parallel::{Collective, Meeting, Rank};
 use crate::request::TokenLogprobs;
 use crate::weights::Weights;
+use crate::world::{Leader, World, orders};
 use crate::{Error, Semantics, SemanticsOptions};
 
 /// Where weights come from.
@@ -57,6 +59,20 @@ impl Load<'_> {
             planted.change_config(&mut config)?;
         }
         Ok(config)
+    }
+
+    /// Stands for what all ranks of a model must have alike.
+    ///
+    /// # Errors
+    /// As [`Load::config`].
+    pub fn fingerprint(&self) -> Result<u64, Error> {
+        let mut hash = DefaultHasher::new();
+        let (config, version) = (self.config()?, env!("CARGO_PKG_VERSION"));
+        let semantics = format!("{:?}", Semantics::new(&config, self.semantics));
+        let dummy = self.format == LoadFormat::Dummy;
+        let sizes = (self.positions, self.max_step_tokens, self.ranks);
+        (version, format!("{config:?}"), semantics, dummy, sizes).hash(&mut hash);
+        Ok(hash.finish())
     }
 
     /// The weights on the host, mapped or invented.
@@ -135,6 +151,27 @@ pub enum Backend {
     Cpu(Vec<CpuRank>),
     /// On GPUs: all ranks, in order.
     Cuda(Vec<CudaModel>),
+    /// On GPUs of several processes, of which this one has rank 0.
+    Apart(Box<Apart>),
+}
+
+/// Rank 0 on a GPU, and the others in their processes.
+pub struct Apart {
+    model: CudaModel,
+    // Goes last: the others end when it does.
+    leader: Leader,
+}
+
+impl Apart {
+    /// Runs what waits for the others. If one is lost, that is the error, whatever else it led to.
+    fn run<T>(&mut self, run: impl FnOnce(&mut CudaModel, &Leader) -> Result<T, Error>) -> Result<T, Error> {
+        let Apart { model, leader } = self;
+        let waiting = leader.wait();
+        let result = run(model, leader);
+        drop(waiting);
+        leader.watch().check()?;
+        result
+    }
 }
 
 /// A rank on the processor.
@@ -187,6 +224,29 @@ impl Backend {
         })
     }
 
+    /// Loads rank 0 of a model whose other ranks are in other processes, and waits for them.
+    ///
+    /// # Errors
+    /// As [`Backend::load`], and when the others don't come, come with other options or can't load their parts.
+    pub fn lead(device: Device, load: &Load<'_>, world: &World) -> Result<Backend, Error> {
+        let Device::Cuda(first) = device else {
+            return Err(Error::Option {
+                option: "device",
+                value: device.to_string(),
+                expected: "ranks in processes of their own are GPUs: it must be cuda",
+            });
+        };
+        let leader = Leader::meet(world, load.fingerprint()?)?;
+        let meeting = nccl_meeting()?;
+        leader.send_meeting(&meeting)?;
+        let model = CudaModel::join(load, first, world, &meeting, leader.watch());
+        // If another one is lost, that says more.
+        leader.watch().check()?;
+        let model = model?;
+        leader.wait_until_ready()?;
+        Ok(Backend::Apart(Box::new(Apart { model, leader })))
+    }
+
     /// Makes a new, empty cache of `pages` pages.
     ///
     /// # Errors
@@ -197,6 +257,10 @@ impl Backend {
                 ranks.iter_mut().for_each(|rank| rank.cache = rank.model.new_cache(pages));
             }
             Backend::Cuda(ranks) => ranks.iter_mut().try_for_each(|rank| rank.set_cache(pages))?,
+            Backend::Apart(apart) => apart.run(|model, leader| {
+                leader.order(&orders::cache(pages))?;
+                model.set_cache(pages)
+            })?,
         }
         Ok(())
     }
@@ -207,6 +271,7 @@ impl Backend {
         match self {
             Backend::Cpu(ranks) => ranks[0].model.config(),
             Backend::Cuda(ranks) => ranks[0].config(),
+            Backend::Apart(apart) => apart.model.config(),
         }
     }
 
@@ -216,6 +281,7 @@ impl Backend {
         match self {
             Backend::Cpu(ranks) => ranks[0].model.semantics(),
             Backend::Cuda(ranks) => ranks[0].semantics(),
+            Backend::Apart(apart) => apart.model.semantics(),
         }
     }
 
@@ -270,34 +336,39 @@ impl Backend {
                         .try_for_each(|rank| rank.join().unwrap_or_else(|panic| resume_unwind(panic)))
                 })?;
             }
+            Backend::Apart(apart) => apart.run(|model, leader| {
+                leader.order(&orders::forward(tokens, spans))?;
+                model.forward(tokens, spans, observer)
+            })?,
         }
         Ok(())
     }
 
-    /// Bytes taken and in all, of each GPU; none for the processor.
+    /// Bytes taken and in all, of each GPU of this process; none for the processor.
     #[must_use]
     pub fn memory(&self) -> Vec<(usize, usize)> {
         match self {
             Backend::Cpu(_) => Vec::new(),
             Backend::Cuda(ranks) => ranks.iter().filter_map(|rank| rank.memory().ok()).collect(),
+            Backend::Apart(apart) => apart.model.memory().into_iter().collect(),
         }
     }
 
     /// Whether a step goes on after [`Backend::forward`] has returned.
     #[must_use]
     pub fn goes_on(&self) -> bool {
-        matches!(self, Backend::Cuda(_))
+        matches!(self, Backend::Cuda(_) | Backend::Apart(_))
     }
 
     /// Whether [`Backend::draw`] can be used, for tokens with so many likeliest ones beside them.
     #[must_use]
     pub fn can_draw(&self, top: Option<usize>) -> bool {
-        match self {
+        let fits = match self {
             Backend::Cpu(_) => false,
-            Backend::Cuda(ranks) => {
-                ranks.iter().all(CudaModel::can_draw) && top.is_none_or(|top| top <= MOST_LISTED)
-            }
-        }
+            Backend::Cuda(ranks) => ranks.iter().all(CudaModel::can_draw),
+            Backend::Apart(apart) => apart.model.can_draw(),
+        };
+        fits && top.is_none_or(|top| top <= MOST_LISTED)
     }
 
     /// Draws a token from each of some rows of the last step where the logits are, so that they needn't come to the host; `None` where
@@ -307,7 +378,8 @@ impl Backend {
     /// When the GPU fails, or this is a processor.
     pub fn draw(&mut self, rows: &[Drawing]) -> Result<Vec<Option<Drawn>>, Error> {
         match self {
-            Backend::Cuda(ranks) => CudaModel::draw(ranks, rows),
+            Backend::Cuda(ranks) => All::Here(ranks).draw(rows),
+            Backend::Apart(apart) => apart.run(|model, leader| All::Apart(model, leader).draw(rows)),
             Backend::Cpu(_) => Err(Error::Unsupported {
                 what: "drawing from logits elsewhere than on the processor".into(),
                 hint: "ask for the logits",
@@ -324,10 +396,14 @@ impl Backend {
         rows: &[(usize, TokenId)],
         top: usize,
     ) -> Result<Vec<Option<TokenLogprobs>>, Error> {
-        if self.can_draw(Some(top))
-            && let Backend::Cuda(ranks) = self
-        {
-            return CudaModel::score(ranks, rows, top);
+        if self.can_draw(Some(top)) {
+            match self {
+                Backend::Cuda(ranks) => return All::Here(ranks).score(rows, top),
+                Backend::Apart(apart) => {
+                    return apart.run(|model, leader| All::Apart(model, leader).score(rows, top));
+                }
+                Backend::Cpu(_) => {}
+            }
         }
         let vocab = self.config().vocab_size;
         let (mut all, mut logits) = (Vec::with_capacity(rows.len()), Vec::new());
@@ -357,15 +433,10 @@ impl Backend {
                     }
                 }
             },
-            Backend::Cuda(ranks) => match ranks.as_mut_slice() {
-                [only] => only.logits(rows, out)?,
-                ranks => {
-                    for rank in ranks {
-                        rank.logits(rows, &mut part)?;
-                        gather(&part, rank.vocabulary(), out, rows.len(), vocab);
-                    }
-                }
-            },
+            Backend::Cuda(ranks) => All::Here(ranks).logits(rows, out)?,
+            Backend::Apart(apart) => {
+                apart.run(|model, leader| All::Apart(model, leader).logits(rows, out))?
+            }
         }
         Ok(())
     }

@@ -12,6 +12,7 @@ use crate::kv_cache::{PAGE_TOKENS, PagePool};
 use crate::sampler;
 use crate::scheduler::{Limits, Scheduler};
 use crate::stepper::{Command, Shared, Stepper};
+use crate::world::World;
 use crate::{Error, Event, Request, Semantics, SemanticsOptions};
 
 /// Sizes and limits of an engine.
@@ -21,6 +22,8 @@ pub struct EngineOptions {
     pub device: Device,
     /// Ranks that share the model (tensor parallelism): GPUs from `device` on, or groups of the processor's threads.
     pub ranks: usize,
+    /// This process' place where ranks are in processes of their own; `None`: all are in this one.
+    pub world: Option<World>,
     /// Where weights come from.
     pub load_format: LoadFormat,
     /// Told after each layer that has come to a GPU: how many, of how many.
@@ -49,6 +52,7 @@ impl Default for EngineOptions {
         EngineOptions {
             device: Device::Cpu,
             ranks: 1,
+            world: None,
             load_format: LoadFormat::Checkpoint,
             progress: None,
             semantics: SemanticsOptions::default(),
@@ -60,6 +64,44 @@ impl Default for EngineOptions {
             prefix_cache: true,
             threads: None,
         }
+    }
+}
+
+impl EngineOptions {
+    /// What the model is loaded for.
+    ///
+    /// # Errors
+    /// When an option makes no sense.
+    pub(crate) fn load<'a>(&'a self, checkpoint: &'a Checkpoint) -> Result<Load<'a>, Error> {
+        let most = checkpoint.config().max_position_embeddings;
+        let positions = self.max_model_len.unwrap_or(most);
+        if positions == 0 || positions > most {
+            return Err(Error::Option {
+                option: "max_model_len",
+                value: positions.to_string(),
+                expected: "it must be from 1 to the model's max_position_embeddings",
+            });
+        }
+        let max_step_tokens = self.max_step_tokens.unwrap_or(2_048);
+        for (option, value) in [
+            ("max_running", self.max_running),
+            ("max_waiting", self.max_waiting),
+            ("max_step_tokens", max_step_tokens),
+        ] {
+            if value == 0 {
+                return Err(Error::Option { option, value: "0".into(), expected: "it must be at least 1" });
+            }
+        }
+        Ok(Load {
+            checkpoint,
+            format: self.load_format,
+            semantics: &self.semantics,
+            threads: self.threads,
+            positions,
+            max_step_tokens,
+            ranks: self.ranks,
+            progress: self.progress,
+        })
     }
 }
 
@@ -160,28 +202,11 @@ impl Engine {
     /// When the checkpoint is incomplete or unsupported, an option makes no sense, threads can't be started, or the device
     /// can't be used.
     pub fn start(checkpoint: &Checkpoint, options: &EngineOptions) -> Result<Engine, Error> {
-        let config = checkpoint.config();
-        let max_model_len = options.max_model_len.unwrap_or(config.max_position_embeddings);
-        if max_model_len == 0 || max_model_len > config.max_position_embeddings {
-            return Err(Error::Option {
-                option: "max_model_len",
-                value: max_model_len.to_string(),
-                expected: "it must be from 1 to the model's max_position_embeddings",
-            });
-        }
+        let load = options.load(checkpoint)?;
+        let Load { positions: max_model_len, max_step_tokens, .. } = load;
         // A processor reads a long prompt in as few steps as it can: each expands all earlier positions again.
-        let max_step_tokens = options.max_step_tokens.unwrap_or(2_048);
         let parts = if options.device == Device::Cpu { 4 } else { 1 };
         let max_beside_answers = max_step_tokens.div_ceil(parts);
-        for (option, value) in [
-            ("max_running", options.max_running),
-            ("max_waiting", options.max_waiting),
-            ("max_step_tokens", max_step_tokens),
-        ] {
-            if value == 0 {
-                return Err(Error::Option { option, value: "0".into(), expected: "it must be at least 1" });
-            }
-        }
         let pool = PagePool::new(options.kv_cache_tokens);
         if pool.total() * PAGE_TOKENS < max_model_len {
             return Err(Error::Option {
@@ -190,17 +215,10 @@ impl Engine {
                 expected: "it must hold at least one sequence of max_model_len tokens",
             });
         }
-        let load = Load {
-            checkpoint,
-            format: options.load_format,
-            semantics: &options.semantics,
-            threads: options.threads,
-            positions: max_model_len,
-            max_step_tokens,
-            ranks: options.ranks,
-            progress: options.progress,
+        let mut model = match &options.world {
+            Some(world) => Backend::lead(options.device, &load, world)?,
+            None => Backend::load(options.device, &load)?,
         };
-        let mut model = Backend::load(options.device, &load)?;
         model.set_cache(pool.total())?;
         let (semantics, memory) = (model.semantics().clone(), model.memory());
         let limits = Limits { max_running: options.max_running, max_step_tokens, max_beside_answers };
@@ -220,7 +238,7 @@ impl Engine {
                 semantics,
                 memory,
                 max_model_len,
-                vocab_size: config.vocab_size,
+                vocab_size: checkpoint.config().vocab_size,
                 max_waiting: options.max_waiting,
                 next_id: AtomicU64::new(0),
             }),

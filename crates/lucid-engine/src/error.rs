@@ -97,6 +97,14 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
+    /// Ranks in several processes don't find each other, or one is lost.
+    #[error("the model's ranks can't work together: {problem}; {hint}")]
+    World {
+        /// Who is missing, or what is wrong.
+        problem: String,
+        /// What to do.
+        hint: &'static str,
+    },
     /// The operating system refused threads or memory.
     #[error("cannot start the engine's threads: {0}")]
     Threads(std::io::Error),

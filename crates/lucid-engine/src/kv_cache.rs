@@ -12,6 +12,12 @@ pub const PAGE_TOKENS: usize = 64;
 pub struct PageId(u32);
 
 impl PageId {
+    /// The page at a place in the backend's buffers.
+    #[must_use]
+    pub fn at(index: u32) -> PageId {
+        PageId(index)
+    }
+
     /// The page's place in the backend's buffers.
     #[must_use]
     pub fn index(self) -> usize {

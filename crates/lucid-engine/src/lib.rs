@@ -24,6 +24,7 @@ mod semantics;
 mod stepper;
 mod streaming;
 mod weights;
+mod world;
 
 pub use backend::{Device, LoadFormat};
 #[doc(hidden)] // For benchmarks; nothing else needs single kernels.
@@ -37,3 +38,4 @@ pub use request::{Candidate, Event, Finish, Request, Sampling, TokenLogprobs};
 pub use scorer::Scorer;
 pub use semantics::{Activations, KvCacheDtype, KvScales, Mode, Semantics, SemanticsOptions};
 pub use streaming::{Progress, Streaming, StreamingOptions, resident};
+pub use world::{World, follow};

@@ -60,7 +60,7 @@ pub struct EngineArguments {
     /// Where to compute: cpu, cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value_t = Device::Cpu)]
     pub device: Device,
-    /// GPUs that share the model, from the device's number on (on cpu: groups of threads)
+    /// GPUs that share the model: from the device's number on, or one a process that torchrun, mpirun or srun started (on cpu: groups of threads)
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub tensor_parallel_size: usize,
     /// Where weights come from; dummy: random ones of the config's shapes, for benchmarks

@@ -4,7 +4,9 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use lucid_checkpoint::Files;
-use lucid_engine::{Activations, EngineOptions, KvCacheDtype, LoadFormat, Mode, SemanticsOptions};
+use lucid_engine::{
+    Activations, Device, EngineOptions, KvCacheDtype, LoadFormat, Mode, SemanticsOptions, World,
+};
 use lucid_server::Plant;
 
 use crate::arguments::{EngineArguments, KvCacheArgument, LoadFormatArgument, ModeArgument, Nvfp4Argument};
@@ -53,6 +55,23 @@ pub fn engine_options(arguments: &EngineArguments) -> EngineOptions {
         device: arguments.device,
         ..EngineOptions::default()
     }
+}
+
+/// This process' place where a launcher has started one for each of several ranks: as many as `--tensor-parallel-size` says. One process
+/// alone has all ranks.
+pub fn world(arguments: &EngineArguments) -> Result<Option<World>> {
+    let ranks = arguments.tensor_parallel_size;
+    if ranks < 2 || arguments.device == Device::Cpu {
+        return Ok(None);
+    }
+    let world = World::from_environment(|name| std::env::var(name).ok())?;
+    if let Some(world) = world.as_ref().filter(|world| world.size != ranks) {
+        bail!(
+            "a launcher has started {} processes, and --tensor-parallel-size is {ranks}: start as many, or only one",
+            world.size
+        );
+    }
+    Ok(world)
 }
 
 /// `--kv-cache-dtype`; `None` is the mode's own.

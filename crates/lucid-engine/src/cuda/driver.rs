@@ -75,19 +75,8 @@ impl Gpu {
     /// # Errors
     /// When there is no driver, no such GPU, or a GPU older than Ampere.
     pub fn open(ordinal: usize) -> Result<Gpu, Error> {
-        // SAFETY: only tries to load the library. Without it every other call would panic.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Error::NoGpu {
-                problem: "the NVIDIA driver (libcuda.so.1) is not installed".into(),
-                hint: "install an NVIDIA driver of version 525 or later, or run on the processor",
-            });
-        }
-        result::init().map_err(|error| Error::NoGpu {
-            problem: format!("the NVIDIA driver found no usable GPU: {error}"),
-            hint: "check `nvidia-smi`; in a container, pass the GPU through (docker run --gpus all)",
-        })?;
-        let count = result::device::get_count().map_err(failed("counting GPUs"))?;
-        if ordinal >= count.max(0) as usize {
+        let count = Gpu::count()?;
+        if ordinal >= count {
             return Err(Error::NoGpu {
                 problem: format!("there is no GPU {ordinal}: this machine shows {count}"),
                 hint: "check `nvidia-smi` and CUDA_VISIBLE_DEVICES",
@@ -123,6 +112,25 @@ impl Gpu {
             Inner { device, context, stream, capability, driver_version }
         };
         Ok(Gpu { inner: Arc::new(inner) })
+    }
+
+    /// GPUs that the process sees.
+    ///
+    /// # Errors
+    /// When there is no driver.
+    pub fn count() -> Result<usize, Error> {
+        // SAFETY: only tries to load the library. Without it every other call would panic.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Error::NoGpu {
+                problem: "the NVIDIA driver (libcuda.so.1) is not installed".into(),
+                hint: "install an NVIDIA driver of version 525 or later, or run on the processor",
+            });
+        }
+        result::init().map_err(|error| Error::NoGpu {
+            problem: format!("the NVIDIA driver found no usable GPU: {error}"),
+            hint: "check `nvidia-smi`; in a container, pass the GPU through (docker run --gpus all)",
+        })?;
+        Ok(result::device::get_count().map_err(failed("counting GPUs"))?.max(0) as usize)
     }
 
     /// Compute capability, as 90 for 9.0.
@@ -210,7 +218,7 @@ impl Gpu {
         if can == 0 {
             return Err(Error::NoGpu {
                 problem: "the GPUs can't reach each other's memory".into(),
-                hint: "check `nvidia-smi topo -p2p r`; a virtual machine or an IOMMU may forbid it",
+                hint: "start one process a GPU, which need not (docs/ranks.md), or see `nvidia-smi topo -p2p r`",
             });
         }
         // SAFETY: the other context lives as long as `other`.
@@ -299,8 +307,42 @@ impl Gpu {
         self.synchronize()
     }
 
+    /// Queues a copy within the GPU's memory of `rows` rows of `bytes` bytes; rows begin `pitch` bytes apart.
+    ///
+    /// # Errors
+    /// When it can't be queued.
+    pub fn copy_rows(
+        &self,
+        (from, from_pitch): (Address, usize),
+        (to, to_pitch): (Address, usize),
+        bytes: usize,
+        rows: usize,
+    ) -> Result<(), Error> {
+        let copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            srcHost: std::ptr::null(),
+            srcDevice: from.0,
+            srcArray: std::ptr::null_mut(),
+            srcPitch: from_pitch,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            dstHost: std::ptr::null_mut(),
+            dstDevice: to.0,
+            dstArray: std::ptr::null_mut(),
+            dstPitch: to_pitch,
+            WidthInBytes: bytes,
+            Height: rows,
+        };
+        // SAFETY: callers stay within their buffers.
+        unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, self.inner.stream) }
+            .result()
+            .map_err(failed("copying"))
+    }
+
     /// Copies within the GPU's memory.
-    #[cfg(test)]
     pub fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<(), Error> {
         // SAFETY: callers stay within their buffers.
         unsafe { result::memcpy_dtod_async(to.0, from.0, bytes, self.inner.stream) }

@@ -128,6 +128,7 @@ kernels!(
     experts_down_plain,
     combine,
     sum_ranks,
+    sum_parts,
     sample_1,
     sample_8,
     score_1,

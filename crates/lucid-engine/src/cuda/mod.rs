@@ -17,6 +17,7 @@ mod graph;
 mod indexer;
 mod kernels;
 mod matmul;
+mod nccl;
 mod norm;
 mod packing;
 mod ranks;
@@ -29,5 +30,6 @@ mod step;
 mod tests;
 mod weights;
 
-pub use forward::CudaModel;
+pub use forward::{All, CudaModel};
+pub use nccl::new_meeting as nccl_meeting;
 pub use scoring::MOST_LISTED;

@@ -15,6 +15,13 @@ impl Rank {
     /// The only one.
     pub const ALONE: Rank = Rank { number: 0, count: 1 };
 
+    /// One of `count` ranks.
+    #[must_use]
+    pub fn of(number: usize, count: usize) -> Rank {
+        debug_assert!(number < count);
+        Rank { number, count }
+    }
+
     /// All of `count` ranks.
     pub fn all(count: usize) -> impl Iterator<Item = Rank> {
         (0..count).map(move |number| Rank { number, count })

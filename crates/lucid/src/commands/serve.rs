@@ -5,6 +5,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use lucid_checkpoint::{Checkpoint, Files};
+use lucid_engine::{EngineOptions, LoadFormat};
 use lucid_server::{App, Server, ServerOptions};
 
 use crate::arguments::Serve;
@@ -23,6 +25,11 @@ pub fn run(arguments: &Serve) -> Result<ExitCode> {
     server_options.plant_seed = arguments.plant_seed;
     let files = model::files(path)?;
     let root = files.root();
+    options.world = model::world(&arguments.engine)?;
+    if options.world.as_ref().is_some_and(|world| world.rank > 0) {
+        options.semantics.plant = plant.and_then(|plant| plant.engine(arguments.plant_seed));
+        return follow(files, &options);
+    }
 
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
@@ -52,6 +59,19 @@ pub fn run(arguments: &Serve) -> Result<ExitCode> {
         server.run(interrupted()).await;
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// Computes a rank's part for the process that serves.
+fn follow(files: Files, options: &EngineOptions) -> Result<ExitCode> {
+    let Some(world) = &options.world else { return Ok(ExitCode::SUCCESS) };
+    let rank = style::heading(format!("rank {} of {}", world.rank, world.size));
+    anstream::eprintln!("{} as {rank} for {}:{}", style::good("computing"), world.host, world.port);
+    let checkpoint = match options.load_format {
+        LoadFormat::Checkpoint => Checkpoint::open(files)?,
+        LoadFormat::Dummy => Checkpoint::without_weights(files)?,
+    };
+    lucid_engine::follow(&checkpoint, options, world)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// One line that says how far loading is, where somebody looks.

@@ -1,6 +1,7 @@
 //! A model comes to the GPUs.
 
 use std::panic::resume_unwind;
+use std::sync::Arc;
 
 use lucid_checkpoint::Config;
 
@@ -17,8 +18,9 @@ use crate::cuda::experts::ExpertBuffers;
 use crate::cuda::graph::Graphs;
 use crate::cuda::indexer::Indexer;
 use crate::cuda::kernels::Kernels;
+use crate::cuda::nccl::Communicator;
 use crate::cuda::packing::Room;
-use crate::cuda::ranks::{Place, Ranks, Seat};
+use crate::cuda::ranks::{Apart, Place, Ranks, Seat};
 use crate::cuda::rope::upload_angles;
 use crate::cuda::router::Routes;
 use crate::cuda::sampling::Draws;
@@ -28,6 +30,7 @@ use crate::cuda::weights::{FeedForward, Weights};
 use crate::kv_cache::PAGE_TOKENS;
 use crate::parallel::{Rank, Shard, shard_config};
 use crate::weights::cache_scales;
+use crate::world::{Watch, World};
 use crate::{Error, Semantics};
 
 impl CudaModel {
@@ -37,26 +40,12 @@ impl CudaModel {
     /// When there is no such GPU or no compiler, the checkpoint is incomplete or unsupported, the weights don't fit or can't be
     /// dealt out, or the GPUs can't reach each other.
     pub fn load(load: &Load<'_>, ordinal: usize) -> Result<Vec<CudaModel>, Error> {
-        let config = &load.config()?;
-        if let Some(planted) = load.semantics.plant.filter(|planted| planted.needs_cpu(config)) {
-            return Err(Error::Unsupported {
-                what: format!("the planted fault {} on a GPU", planted.plant),
-                hint: "plant it on the CPU",
-            });
-        }
-        check_supported(config)?;
-        let mut semantics = Semantics::new(config, load.semantics).on_gpu(load.semantics)?;
-        let cache_scales = cache_scales(load, config.num_hidden_layers, &mut semantics)?;
-        let sizes = Sizes {
-            latent: config.kv_lora_rank,
-            rope: config.qk_rope_head_dim,
-            terms: semantics.mode.terms(),
-        };
+        let Prepared { config, semantics, cache_scales, sizes } = &prepare(load)?;
         let mut opened = Vec::new();
         for rank in Rank::all(load.ranks) {
             let gpu = Gpu::open(ordinal + rank.number())?;
             // The first compiles, the others find the program in the cache.
-            let kernels = Kernels::load(&gpu, sizes)?;
+            let kernels = Kernels::load(&gpu, *sizes)?;
             opened.push((rank, gpu, kernels));
         }
         for (rank, gpu, _) in &opened {
@@ -85,8 +74,8 @@ impl CudaModel {
                     scope.spawn(move || {
                         gpu.make_current()?;
                         let ranks = match seat {
-                            Some(seat) => Ranks::new(rank, seat, places)?,
-                            None => Ranks::ALONE,
+                            Some(seat) => Ranks::here(rank, seat, places)?,
+                            None => Ranks::Alone,
                         };
                         let tied = config.tie_word_embeddings;
                         let (shard, told) =
@@ -111,6 +100,39 @@ impl CudaModel {
                 .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
                 .collect()
         })
+    }
+
+    /// Loads one rank's part, in a process of its own, and meets the other ranks under the name `meeting`. `first` is the number of the
+    /// machine's first GPU; a launcher may show each process only its own. When `watch` loses somebody, nobody is waited for any more.
+    ///
+    /// # Errors
+    /// As [`CudaModel::load`], and when there is no NCCL or the others don't come.
+    pub fn join(
+        load: &Load<'_>,
+        first: usize,
+        world: &World,
+        meeting: &[u8; 128],
+        watch: &Watch,
+    ) -> Result<CudaModel, Error> {
+        let Prepared { config, semantics, cache_scales, sizes } = prepare(load)?;
+        let ordinal = if Gpu::count()? == 1 { first } else { first + world.local_rank };
+        let gpu = Gpu::open(ordinal)?;
+        let rank = Rank::of(world.rank, world.size);
+        let communicator = Arc::new(Communicator::meet(&gpu, rank, *meeting)?);
+        let weak = Arc::downgrade(&communicator);
+        watch.on_loss(move || {
+            if let Some(communicator) = weak.upgrade() {
+                communicator.give_up();
+            }
+        });
+        let kernels = Kernels::load(&gpu, sizes)?;
+        let values = load.max_step_tokens * config.hidden_size;
+        let ranks = Ranks::Apart(Apart::new(&gpu, communicator, values, LOGIT_ROWS * config.vocab_size)?);
+        let (host, tied) = (load.weights()?, config.tie_word_embeddings);
+        let told = load.progress.filter(|_| rank.number() == 0);
+        let weights = Weights::upload(&gpu, &kernels, &host, tied, Shard::new(&config, rank), told)?;
+        let room = (load.positions, load.max_step_tokens);
+        CudaModel::assemble(gpu, kernels, config, (semantics, cache_scales), weights, room, rank, ranks)
     }
 
     /// A model from weights that are on the GPU already, with a scale of the cache for each layer, for sequences of up to `positions` tokens and steps of up to
@@ -194,6 +216,30 @@ impl CudaModel {
             gpu,
         })
     }
+}
+
+/// What all ranks of a model agree on.
+struct Prepared {
+    config: Config,
+    semantics: Semantics,
+    cache_scales: Vec<f32>,
+    sizes: Sizes,
+}
+
+fn prepare(load: &Load<'_>) -> Result<Prepared, Error> {
+    let config = load.config()?;
+    if let Some(planted) = load.semantics.plant.filter(|planted| planted.needs_cpu(&config)) {
+        return Err(Error::Unsupported {
+            what: format!("the planted fault {} on a GPU", planted.plant),
+            hint: "plant it on the CPU",
+        });
+    }
+    check_supported(&config)?;
+    let mut semantics = Semantics::new(&config, load.semantics).on_gpu(load.semantics)?;
+    let cache_scales = cache_scales(load, config.num_hidden_layers, &mut semantics)?;
+    let sizes =
+        Sizes { latent: config.kv_lora_rank, rope: config.qk_rope_head_dim, terms: semantics.mode.terms() };
+    Ok(Prepared { config, semantics, cache_scales, sizes })
 }
 
 fn check_supported(config: &Config) -> Result<(), Error> {

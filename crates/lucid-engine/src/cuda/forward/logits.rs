@@ -8,26 +8,14 @@ use crate::backend::{Drawing, Drawn};
 use crate::choice::Choice;
 use crate::cuda::driver::Address;
 use crate::cuda::matmul::{Product, multiply};
+use crate::cuda::ranks::Ranks;
 use crate::cuda::sampling::MOST_TOKENS;
 use crate::cuda::scoring::Wish;
+use crate::parallel::{Rank, Shard};
 use crate::request::TokenLogprobs;
+use crate::world::{Leader, orders};
 
 impl CudaModel {
-    /// Logits `[rows, vocabulary]` of some rows of the last step, for the part's tokens.
-    ///
-    /// # Errors
-    /// When the GPU fails, or any work of the step did.
-    pub fn logits(&mut self, rows: &[usize], out: &mut Vec<f32>) -> Result<(), Error> {
-        let vocab = self.vocabulary.len();
-        out.resize(rows.len() * vocab, 0.0);
-        for (rows, out) in rows.chunks(LOGIT_ROWS).zip(out.chunks_mut(LOGIT_ROWS * vocab)) {
-            let logits = self.scratch.logits.address();
-            self.queue_logits(rows, (logits, vocab))?;
-            self.gpu.read(out, logits)?;
-        }
-        Ok(())
-    }
-
     /// Queues the logits of up to `LOGIT_ROWS` rows, for the part's tokens, to rows of `width` f32. Nothing of an earlier call may be
     /// under way.
     fn queue_logits(&mut self, rows: &[usize], (to, width): (Address, usize)) -> Result<(), Error> {
@@ -43,18 +31,48 @@ impl CudaModel {
         multiply(&self.gpu, &self.kernels, product, None, rows.len())
     }
 
-    /// Whether [`CudaModel::draw`] and [`CudaModel::score`] can be used.
+    /// Whether [`All::draw`] and [`All::score`] can be used.
     #[must_use]
     pub fn can_draw(&self) -> bool {
         self.config.vocab_size <= MOST_TOKENS
     }
 
-    /// Draws a token from each of some rows of the last step, on the first of all `ranks`, with log-probabilities where they are
-    /// wanted; `None` where a logit is not finite.
+    /// Sends the logits of up to `LOGIT_ROWS` rows of the last step to rank 0, which is in another process.
     ///
     /// # Errors
-    /// When a GPU fails, or any work of the step did.
-    pub fn draw(ranks: &mut [CudaModel], rows: &[Drawing]) -> Result<Vec<Option<Drawn>>, Error> {
+    /// When the GPU fails, any work of the step did, or a rank is lost.
+    pub fn send_logits(&mut self, rows: &[usize]) -> Result<(), Error> {
+        let (logits, vocab) = (self.scratch.logits.address(), self.vocabulary.len());
+        if rows.len() > LOGIT_ROWS {
+            return Err(Error::Gpu {
+                doing: "sending logits",
+                problem: format!("{} rows at once", rows.len()),
+            });
+        }
+        self.queue_logits(rows, (logits, vocab))?;
+        if let Ranks::Apart(apart) = &self.ranks {
+            apart.send_logits(&self.gpu, logits, rows.len() * vocab)?;
+        }
+        // The rows' numbers must not change before they were read.
+        self.gpu.synchronize()
+    }
+}
+
+/// All ranks of a model, as whoever asks for logits sees them.
+pub enum All<'a> {
+    /// In this process, in order.
+    Here(&'a mut [CudaModel]),
+    /// Rank 0, and the way to the others in their processes.
+    Apart(&'a mut CudaModel, &'a Leader),
+}
+
+impl All<'_> {
+    /// Draws a token from each of some rows of the last step, on the first rank, with log-probabilities where they are wanted; `None`
+    /// where a logit is not finite.
+    ///
+    /// # Errors
+    /// When a GPU fails, any work of the step did, or a rank is lost.
+    pub fn draw(&mut self, rows: &[Drawing]) -> Result<Vec<Option<Drawn>>, Error> {
         let mut all = Vec::with_capacity(rows.len());
         for rows in rows.chunks(LOGIT_ROWS) {
             let places: Vec<usize> = rows.iter().map(|row| row.row).collect();
@@ -64,7 +82,7 @@ impl CudaModel {
                 .enumerate()
                 .filter_map(|(row, wanted)| Some(Wish { row, token: None, top: wanted.top? }))
                 .collect();
-            let (logits, first) = CudaModel::gathered_logits(ranks, &places)?;
+            let (logits, first) = self.gathered_logits(&places)?;
             first.draws.queue(&first.gpu, &first.kernels, logits, &choices)?;
             first.scores.queue(&first.gpu, &first.kernels, logits, &wishes, first.draws.drawn())?;
             let tokens = first.draws.take(&first.gpu, rows.len())?;
@@ -77,15 +95,15 @@ impl CudaModel {
         Ok(all)
     }
 
-    /// The entries of a token at each of some rows of the last step, on the first of all `ranks`, with up to [`MOST_LISTED`] likeliest
-    /// ones; `None` where a logit is not finite.
+    /// The entries of a token at each of some rows of the last step, on the first rank, with up to [`MOST_LISTED`] likeliest ones; `None`
+    /// where a logit is not finite.
     ///
     /// [`MOST_LISTED`]: crate::cuda::MOST_LISTED
     ///
     /// # Errors
-    /// When a GPU fails, or any work of the step did.
+    /// As [`All::draw`].
     pub fn score(
-        ranks: &mut [CudaModel],
+        &mut self,
         rows: &[(usize, TokenId)],
         top: usize,
     ) -> Result<Vec<Option<TokenLogprobs>>, Error> {
@@ -94,20 +112,48 @@ impl CudaModel {
             let places: Vec<usize> = rows.iter().map(|&(row, _)| row).collect();
             let wish = |(row, &(_, token)): (usize, &(usize, TokenId))| Wish { row, token: Some(token), top };
             let wishes: Vec<Wish> = rows.iter().enumerate().map(wish).collect();
-            let (logits, first) = CudaModel::gathered_logits(ranks, &places)?;
+            let (logits, first) = self.gathered_logits(&places)?;
             first.scores.queue(&first.gpu, &first.kernels, logits, &wishes, first.draws.drawn())?;
             all.extend(first.scores.take(&first.gpu, &wishes)?);
         }
         Ok(all)
     }
 
+    /// The whole logits `[rows, vocab]` of some rows of the last step.
+    ///
+    /// # Errors
+    /// As [`All::draw`].
+    pub fn logits(&mut self, rows: &[usize], out: &mut Vec<f32>) -> Result<(), Error> {
+        let vocab = match self {
+            All::Here(ranks) => ranks.first().map_or(0, |first| first.config.vocab_size),
+            All::Apart(first, _) => first.config.vocab_size,
+        };
+        out.resize(rows.len() * vocab, 0.0);
+        for (rows, out) in rows.chunks(LOGIT_ROWS).zip(out.chunks_mut(LOGIT_ROWS * vocab)) {
+            let ((logits, _), first) = self.gathered_logits(rows)?;
+            first.gpu.read(out, logits)?;
+        }
+        Ok(())
+    }
+
     /// Queues the whole logits of up to `LOGIT_ROWS` rows; they stand, and so wide, in the memory of the first rank, which comes along.
-    fn gathered_logits<'a>(
-        ranks: &'a mut [CudaModel],
-        rows: &[usize],
-    ) -> Result<((Address, usize), &'a mut CudaModel), Error> {
-        let Some((first, others)) = ranks.split_first_mut() else {
-            return Err(Error::Gpu { doing: "gathering logits", problem: "the model has no ranks".into() });
+    fn gathered_logits(&mut self, rows: &[usize]) -> Result<((Address, usize), &mut CudaModel), Error> {
+        let (first, others) = match self {
+            All::Apart(first, leader) => {
+                leader.order(&orders::logits(rows))?;
+                let (logits, vocab) = (first.scratch.logits.address(), first.config.vocab_size);
+                first.queue_logits(rows, (logits.offset(4 * first.vocabulary.start), vocab))?;
+                if let Ranks::Apart(apart) = &first.ranks {
+                    let vocabularies: Vec<_> = Rank::all(leader.size())
+                        .map(|rank| Shard::new(&first.config, rank).vocabulary())
+                        .collect();
+                    apart.receive_logits(&first.gpu, (logits, vocab), rows.len(), &vocabularies)?;
+                }
+                return Ok(((logits, vocab), first));
+            }
+            All::Here(ranks) => ranks
+                .split_first_mut()
+                .ok_or(Error::Gpu { doing: "gathering logits", problem: "the model has no ranks".into() })?,
         };
         let (logits, vocab) = (first.scratch.logits.address(), first.config.vocab_size);
         // All ranks write to the first one's memory, each its columns.

@@ -7,6 +7,8 @@ mod scratch;
 #[cfg(test)]
 mod timing;
 
+pub use logits::All;
+
 use std::ops::Range;
 
 use lucid_checkpoint::{Config, TokenId};
@@ -122,7 +124,7 @@ impl CudaModel {
             Some(expanded) => !expanded.send(&self.gpu, spans, self.shape.heads)?.is_absorbed(),
             None => false,
         };
-        if observer.is_some() || has_prompts || tokens.len() > RECORDED_TOKENS {
+        if observer.is_some() || has_prompts || tokens.len() > RECORDED_TOKENS || !self.ranks.recordable() {
             return self.queue(step, observer);
         }
         // Recordings are made for powers of two: blocks for pages that a row doesn't have end at once.
@@ -131,12 +133,6 @@ impl CudaModel {
         let result = graphs.run((step.count, step.most_pages), || self.queue(step, None::<&mut ()>));
         self.graphs = graphs;
         result
-    }
-
-    /// The tokens whose logits this part computes.
-    #[must_use]
-    pub fn vocabulary(&self) -> Range<usize> {
-        self.vocabulary.clone()
     }
 
     /// Bytes of the GPU's memory that are taken, and all of them.

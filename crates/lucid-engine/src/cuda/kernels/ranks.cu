@@ -63,3 +63,21 @@ extern "C" __global__ void sum_ranks(Ranks ranks, u32 values, int accumulate, fl
     }
     if (threadIdx.x == 0) ranks.turns[blockIdx.x] = turn;
 }
+
+// The same sum of parts that stand here, `stride` apart: of GPUs in other processes. values, stride: multiples of 4.
+extern "C" __global__ void sum_parts(const float* parts, u64 stride, u32 count, u32 values, int accumulate, float* hidden) {
+    wait_for_previous();
+    for (u32 i = 4 * (blockIdx.x * blockDim.x + threadIdx.x); i < values; i += 4 * gridDim.x * blockDim.x) {
+        float4 sum = *(const float4*)(parts + i);
+        for (u32 r = 1; r < count; r++) {
+            float4 part = *(const float4*)(parts + r * stride + i);
+            sum = make_float4(sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w);
+        }
+        float4* out = (float4*)(hidden + i);
+        if (accumulate) {
+            float4 old = *out;
+            sum = make_float4(old.x + sum.x, old.y + sum.y, old.z + sum.z, old.w + sum.w);
+        }
+        *out = sum;
+    }
+}

@@ -13,7 +13,7 @@ use crate::cuda::attention::{Choices, PartialSums, Shape, StepRows, attend};
 use crate::cuda::cache::LayerCache;
 use crate::cuda::driver::{Address, Buffer, Gpu, launch};
 use crate::cuda::experts::{ExpertBuffers, Normed, Pass, down, gate_up, visit};
-use crate::cuda::forward::CudaModel;
+use crate::cuda::forward::{All, CudaModel};
 use crate::cuda::kernels::{Kernels, Order};
 use crate::cuda::matmul::{Product, multiply};
 use crate::cuda::packing::Room;
@@ -462,7 +462,7 @@ fn prefill_at_full_width() {
         weights,
         (MOST, MOST),
         Rank::ALONE,
-        Ranks::ALONE,
+        Ranks::Alone,
     )
     .unwrap();
     let mut pool = PagePool::new(MOST);
@@ -524,7 +524,7 @@ fn whole_layers(gpu: &Gpu, kernels: Kernels, noise: &Noise, layers: Vec<Layer>, 
         weights,
         (4_096, 64),
         Rank::ALONE,
-        Ranks::ALONE,
+        Ranks::Alone,
     )
     .unwrap();
     let batches = [1, 2, 8, 32, 64];
@@ -582,7 +582,7 @@ fn whole_layers(gpu: &Gpu, kernels: Kernels, noise: &Noise, layers: Vec<Layer>, 
         for _ in 0..20 {
             let start = Instant::now();
             model.forward(&tokens, &spans, None::<&mut ()>).unwrap();
-            model.logits(&rows, &mut logits).unwrap();
+            All::Here(std::slice::from_mut(&mut model)).logits(&rows, &mut logits).unwrap();
             times.push(start.elapsed().as_secs_f64());
             assert!(logits.iter().all(|x| x.is_finite()));
         }
