@@ -69,19 +69,22 @@ pub(super) struct Own {
 }
 
 impl Own {
-    /// For tiles of `tile_rows` rows, `whole` or in parts of their columns.
-    pub(super) fn of<L: Layout>(load: L, cols: usize, tile_rows: usize, whole: bool) -> Own {
+    /// For tiles of `tile_rows` rows of a panel's `rows`, `whole` or in parts of their columns.
+    pub(super) fn of<L: Layout>(load: L, cols: usize, tile_rows: usize, rows: usize, whole: bool) -> Own {
         let row_bytes = load.row_bytes();
         // A line of the cache is 2, 4 or 8 blocks of 16 columns: once is enough.
         let line = match row_bytes {
-            bytes if bytes >= 2 * cols => 2,
-            bytes if bytes >= cols => 4,
+            bytes if bytes > cols => 2,
+            bytes if 2 * bytes > cols => 4,
             _ => 8,
         };
-        Own {
-            distance: if whole && row_bytes > LONG_ROWS { LONG_ROWS } else { tile_rows * row_bytes },
-            mask: line - 1,
-        }
+        let distance = match row_bytes {
+            // This panel is there already.
+            bytes if L::SCALES_FIRST => rows * bytes,
+            bytes if whole && bytes > LONG_ROWS => LONG_ROWS,
+            bytes => tile_rows * bytes,
+        };
+        Own { distance, mask: line - 1 }
     }
 
     /// Whether to, at this block of sixteen columns.

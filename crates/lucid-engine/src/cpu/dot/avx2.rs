@@ -6,6 +6,7 @@ use std::arch::x86_64::*;
 
 use super::ahead::Own;
 use super::panels::panels;
+use super::staged::Staged;
 use super::sums_avx2::put;
 use crate::cpu::unroll::unroll;
 
@@ -51,7 +52,7 @@ unsafe fn tile<L: Load, const R: usize, const T: usize, const FETCH: bool, const
 ) {
     let (cols, blocks) = (rows.cols, rows.cols / BLOCK);
     let mut loads = [load; R];
-    let own = Own::of(load, cols, R, WHOLE);
+    let own = Own::of(load, cols, R, rows.count, WHOLE);
     let zero = [[_mm256_setzero_ps(); T]; R];
     // SAFETY: rows `0..R`; blocks are inside `cols`, which every row and vector has; `lanes` are of these rows and tokens.
     unsafe {
@@ -136,19 +137,24 @@ unsafe fn both_halves<L: Load, const R: usize, const T: usize, const FETCH: bool
     let (mut low, mut high) = ([[zero; T]; R], [[zero; T]; R]);
     // SAFETY: the rows and vectors have these blocks.
     unsafe {
-        let steps = const { if T == 1 { L::STEPS } else { 1 } };
-        debug_assert_eq!(blocks % steps, 0, "rows of whole blocks");
-        for step in 0..blocks / steps {
-            unroll!(STEP < const { if T == 1 { L::STEPS } else { 1 } } => {
-                let block = step * steps + STEP;
-                if FETCH && own.now(block) {
-                    unroll!(ROW < R => { own.fetch(loads[ROW], block); });
-                }
+        debug_assert_eq!(blocks % L::STEPS, 0, "rows of whole blocks");
+        let mut staged = [Staged::new(); R];
+        for step in 0..blocks / L::STEPS {
+            if FETCH {
+                unroll!(STEP < L::STEPS => {
+                    if own.now(step * L::STEPS + STEP) {
+                        unroll!(ROW < R => { own.fetch(loads[ROW], step * L::STEPS + STEP); });
+                    }
+                });
+            }
+            unroll!(ROW < R => { loads[ROW].stage(step, &mut staged[ROW]); });
+            unroll!(STEP < L::STEPS => {
+                let block = step * L::STEPS + STEP;
                 unroll!(TOKEN < T => {
                     let x = xs[TOKEN].add(block * BLOCK);
                     let x = [_mm256_loadu_ps(x), _mm256_loadu_ps(x.add(8))];
                     unroll!(ROW < R => {
-                        let weights = loads[ROW].load(block);
+                        let weights = loads[ROW].staged(block, &staged[ROW]);
                         low[ROW][TOKEN] = _mm256_fmadd_ps(weights[0], x[0], low[ROW][TOKEN]);
                         high[ROW][TOKEN] = _mm256_fmadd_ps(weights[1], x[1], high[ROW][TOKEN]);
                     });

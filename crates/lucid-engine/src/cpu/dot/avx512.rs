@@ -48,21 +48,35 @@ unsafe fn tile<L: Load, const R: usize, const T: usize, const FETCH: bool, const
     let (cols, blocks) = (rows.cols, rows.cols / BLOCK);
     let mut sums = [[_mm512_setzero_ps(); T]; R];
     let mut loads = [load; R];
-    let own = Own::of(load, cols, R, WHOLE);
+    let own = Own::of(load, cols, R, rows.count, WHOLE);
     // SAFETY: rows `0..R`; blocks are inside `cols`, which every row and vector has; `lanes` are of these rows and tokens.
     unsafe {
         unroll!(ROW < R => { loads[ROW] = load.skip(ROW); });
-        let steps = const { if T == 1 { L::STEPS } else { 1 } };
-        debug_assert_eq!(blocks % steps, 0, "rows of whole blocks");
         if !WHOLE && part.blocks.start > 0 {
             unroll!(ROW < R => {
                 unroll!(TOKEN < T => { sums[ROW][TOKEN] = _mm512_loadu_ps(part.lanes.add((ROW * T + TOKEN) * LANES)); });
             });
         }
-        let range = if WHOLE { 0..blocks } else { part.blocks };
-        for step in range.start / steps..range.end / steps {
-            unroll!(STEP < const { if T == 1 { L::STEPS } else { 1 } } => {
-                let block = step * steps + STEP;
+        if T == 1 {
+            debug_assert_eq!(blocks % L::STEPS, 0, "rows of whole blocks");
+            for step in 0..blocks / L::STEPS {
+                if FETCH {
+                    unroll!(STEP < L::STEPS => {
+                        if own.now(step * L::STEPS + STEP) {
+                            unroll!(ROW < R => { own.fetch(loads[ROW], step * L::STEPS + STEP); });
+                        }
+                    });
+                }
+                unroll!(ROW < R => {
+                    let weights = loads[ROW].step(step);
+                    unroll!(STEP < L::STEPS => {
+                        let x = _mm512_loadu_ps(xs[0].add((step * L::STEPS + STEP) * BLOCK));
+                        sums[ROW][0] = _mm512_fmadd_ps(weights[STEP], x, sums[ROW][0]);
+                    });
+                });
+            }
+        } else {
+            for block in if WHOLE { 0..blocks } else { part.blocks } {
                 let mut weights = [_mm512_setzero_ps(); R];
                 unroll!(ROW < R => { weights[ROW] = loads[ROW].load(block); });
                 if FETCH && own.now(block) {
@@ -74,7 +88,7 @@ unsafe fn tile<L: Load, const R: usize, const T: usize, const FETCH: bool, const
                         sums[ROW][TOKEN] = _mm512_fmadd_ps(weights[ROW], x, sums[ROW][TOKEN]);
                     });
                 });
-            });
+            }
         }
         if !WHOLE && !part.last {
             unroll!(ROW < R => {

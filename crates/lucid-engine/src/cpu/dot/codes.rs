@@ -4,6 +4,8 @@ use std::arch::x86_64::*;
 
 use super::layouts_avx2::{self, nibbles, whole};
 use super::layouts_avx512;
+use super::staged::Staged;
+use crate::cpu::unroll::unroll;
 
 /// How sixteen columns' codes stand in a row.
 pub(super) trait Codes: Copy {
@@ -11,6 +13,8 @@ pub(super) trait Codes: Copy {
     const MINIMA: bool = false;
     /// See [`Layout::STEPS`](super::layouts::Layout::STEPS).
     const STEPS: usize = 1;
+    /// A group has `16 << shift` columns, if the layout itself says so.
+    const SHIFT: Option<u32> = None;
     /// About how many bytes sixteen columns take.
     const BYTES: usize;
 
@@ -25,6 +29,59 @@ pub(super) trait Codes: Copy {
     /// # Safety
     /// The row has these columns; the CPU has AVX-512 F, BW, VL and DQ.
     unsafe fn avx512(row: *const u8, block: usize) -> __m512;
+
+    /// Whether [`Codes::looked_up`] gives a step's values for less.
+    const LOOKED_UP: bool = false;
+
+    /// The values of step `step`, of scales and minima of its groups of 32 columns: where codes have four bits, a group's sixteen values
+    /// are computed once.
+    ///
+    /// # Safety
+    /// As [`Codes::avx512`], and there are so many groups.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn looked_up(
+        _row: *const u8,
+        _step: usize,
+        _scales: *const f32,
+        _minima: *const f32,
+    ) -> [__m512; 8] {
+        unreachable!("only where LOOKED_UP says so")
+    }
+
+    /// See [`Load::stage`](layouts_avx2::Load::stage).
+    ///
+    /// # Safety
+    /// As [`Codes::avx2`].
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn stage(_row: *const u8, _step: usize, _staged: &mut Staged) {}
+
+    /// As [`Codes::avx2`], of the step that was staged last.
+    ///
+    /// # Safety
+    /// As there, and it was staged.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn staged(row: *const u8, block: usize, _staged: &Staged) -> [__m256; 2] {
+        // SAFETY: promised by the caller.
+        unsafe { Self::avx2(row, block) }
+    }
+
+    /// See [`Load::step`](layouts_avx512::Load::step); before scales.
+    ///
+    /// # Safety
+    /// As [`Codes::avx512`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn avx512_step(row: *const u8, step: usize) -> [__m512; 8] {
+        let mut sixteens = [_mm512_setzero_ps(); 8];
+        // SAFETY: promised by the caller.
+        unsafe {
+            unroll!(I < Self::STEPS => { sixteens[I] = Self::avx512(row, step * Self::STEPS + I); });
+        }
+        sixteens
+    }
 }
 
 /// Two codes a byte, the even column in the low nibble; a code is the value plus 8.

@@ -9,6 +9,9 @@ pub(super) trait Layout: Copy {
     /// in) is read once then, and the places of their bits are constants. Rows have a multiple of as many.
     const STEPS: usize = 1;
 
+    /// Whether a whole panel's scales are read before its tiles, and their lines with them.
+    const SCALES_FIRST: bool = false;
+
     /// The same, `rows` rows further on.
     ///
     /// # Safety

@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 use lucid_checkpoint::E4M3;
 
 use super::layouts::{Bf16, F8E4m3, F16, F32, Layout, Nvfp4};
+use super::staged::Staged;
 
 /// Rows that AVX2 reads.
 pub(super) trait Load: Layout {
@@ -13,6 +14,25 @@ pub(super) trait Load: Layout {
     /// # Safety
     /// The row has these columns; the CPU has AVX2, FMA and F16C.
     unsafe fn load(self, block: usize) -> [__m256; 2];
+
+    /// Brings what [`Load::staged`] reads of step `step` of one token's tile to `staged`.
+    ///
+    /// # Safety
+    /// As [`Load::load`].
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn stage(self, _step: usize, _staged: &mut Staged) {}
+
+    /// As [`Load::load`], of the step that was staged last.
+    ///
+    /// # Safety
+    /// As there, and it was staged.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn staged(self, block: usize, _staged: &Staged) -> [__m256; 2] {
+        // SAFETY: promised by the caller.
+        unsafe { self.load(block) }
+    }
 }
 
 impl Load for F32 {

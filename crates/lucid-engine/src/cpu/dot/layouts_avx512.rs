@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 use lucid_checkpoint::{E4M3, nvfp4};
 
 use super::layouts::{Bf16, F8E4m3, F16, F32, Layout, Nvfp4};
+use crate::cpu::unroll::unroll;
 
 /// Rows that AVX-512 reads.
 pub(super) trait Load: Layout {
@@ -13,6 +14,21 @@ pub(super) trait Load: Layout {
     /// # Safety
     /// The row has these columns; the CPU has AVX-512 F, BW, VL and DQ.
     unsafe fn load(self, block: usize) -> __m512;
+
+    /// The columns of step `step` of one token's tile: the first `STEPS` of these sixteens.
+    ///
+    /// # Safety
+    /// As [`Load::load`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn step(self, step: usize) -> [__m512; 8] {
+        let mut sixteens = [_mm512_setzero_ps(); 8];
+        // SAFETY: promised by the caller.
+        unsafe {
+            unroll!(I < Self::STEPS => { sixteens[I] = self.load(step * Self::STEPS + I); });
+        }
+        sixteens
+    }
 }
 
 impl Load for F32 {

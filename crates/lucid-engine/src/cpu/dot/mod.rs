@@ -29,6 +29,8 @@ mod packed;
 #[cfg(target_arch = "x86_64")]
 mod panels;
 #[cfg(target_arch = "x86_64")]
+mod staged;
+#[cfg(target_arch = "x86_64")]
 mod sums_avx2;
 #[cfg(target_arch = "x86_64")]
 mod sums_avx512;

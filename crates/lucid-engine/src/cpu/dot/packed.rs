@@ -14,9 +14,11 @@ use super::codes::{Codes, E4m3, Int4};
 use super::group_scales::{f8_blocks, int4, iq4_xs, q2_k, q3_k, q4_k_q5_k, q6_k};
 use super::layouts::Layout;
 use super::number_blocks::{Blocks, Iq4Nl, Mxfp4, Nvfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+use super::staged::Staged;
 use super::super_blocks::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::{layouts_avx2, layouts_avx512};
 use crate::cpu::row::{BLOCK, Rows, Stored};
+use crate::cpu::unroll::unroll;
 
 /// Codes, and f32 scales beside them.
 #[derive(Clone, Copy)]
@@ -35,6 +37,7 @@ pub(super) struct Grouped<C> {
 
 impl<C: Codes> Layout for Grouped<C> {
     const STEPS: usize = C::STEPS;
+    const SCALES_FIRST: bool = true;
 
     #[inline]
     unsafe fn skip(self, rows: usize) -> Self {
@@ -60,21 +63,70 @@ impl<C: Codes> Layout for Grouped<C> {
     }
 }
 
+impl<C: Codes> Grouped<C> {
+    /// The group of columns `16 * block ..`.
+    #[inline(always)]
+    fn group(self, block: usize) -> usize {
+        block >> C::SHIFT.unwrap_or(self.shift)
+    }
+
+    /// Codes' values times their scale, less their minimum.
+    ///
+    /// # Safety
+    /// The row has this block; the CPU has AVX2, FMA and F16C.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scaled_avx2(self, [low, high]: [__m256; 2], block: usize) -> [__m256; 2] {
+        // SAFETY: the groups of the row's columns.
+        unsafe {
+            let scale = _mm256_broadcast_ss(&*self.scales.add(self.group(block)));
+            let (low, high) = (_mm256_mul_ps(low, scale), _mm256_mul_ps(high, scale));
+            if C::MINIMA {
+                let minimum = _mm256_broadcast_ss(&*self.minima.add(self.group(block)));
+                return [_mm256_sub_ps(low, minimum), _mm256_sub_ps(high, minimum)];
+            }
+            [low, high]
+        }
+    }
+
+    /// The same.
+    ///
+    /// # Safety
+    /// The row has this block; the CPU has AVX-512 F, BW, VL and DQ.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn scaled_avx512(self, values: __m512, block: usize) -> __m512 {
+        // SAFETY: the groups of the row's columns.
+        unsafe {
+            let values = _mm512_mul_ps(values, _mm512_set1_ps(*self.scales.add(self.group(block))));
+            if C::MINIMA {
+                return _mm512_sub_ps(values, _mm512_set1_ps(*self.minima.add(self.group(block))));
+            }
+            values
+        }
+    }
+}
+
 impl<C: Codes> layouts_avx2::Load for Grouped<C> {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn load(self, block: usize) -> [__m256; 2] {
         // SAFETY: columns of the row, and its groups' scales.
-        unsafe {
-            let [low, high] = C::avx2(self.codes, block);
-            let scale = _mm256_broadcast_ss(&*self.scales.add(block >> self.shift));
-            let (low, high) = (_mm256_mul_ps(low, scale), _mm256_mul_ps(high, scale));
-            if C::MINIMA {
-                let minimum = _mm256_broadcast_ss(&*self.minima.add(block >> self.shift));
-                return [_mm256_sub_ps(low, minimum), _mm256_sub_ps(high, minimum)];
-            }
-            [low, high]
-        }
+        unsafe { self.scaled_avx2(C::avx2(self.codes, block), block) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn stage(self, step: usize, staged: &mut Staged) {
+        // SAFETY: the row has this step.
+        unsafe { C::stage(self.codes, step, staged) };
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn staged(self, block: usize, staged: &Staged) -> [__m256; 2] {
+        // SAFETY: as in `load`.
+        unsafe { self.scaled_avx2(C::staged(self.codes, block, staged), block) }
     }
 }
 
@@ -83,13 +135,21 @@ impl<C: Codes> layouts_avx512::Load for Grouped<C> {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     unsafe fn load(self, block: usize) -> __m512 {
         // SAFETY: columns of the row, and its groups' scales.
+        unsafe { self.scaled_avx512(C::avx512(self.codes, block), block) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn step(self, step: usize) -> [__m512; 8] {
+        // SAFETY: as in `load`.
         unsafe {
-            let scale = _mm512_set1_ps(*self.scales.add(block >> self.shift));
-            let values = _mm512_mul_ps(C::avx512(self.codes, block), scale);
-            if C::MINIMA {
-                return _mm512_sub_ps(values, _mm512_set1_ps(*self.minima.add(block >> self.shift)));
+            if C::LOOKED_UP {
+                let group = self.group(step * C::STEPS);
+                return C::looked_up(self.codes, step, self.scales.add(group), self.minima.add(group));
             }
-            values
+            let mut sixteens = C::avx512_step(self.codes, step);
+            unroll!(I < C::STEPS => { sixteens[I] = self.scaled_avx512(sixteens[I], step * C::STEPS + I); });
+            sixteens
         }
     }
 }

@@ -9,6 +9,8 @@ use super::codes::Codes;
 use super::layouts_avx2::whole;
 use super::layouts_avx512;
 use super::nibble_values::{FROM_0, IQ4, iq4_values, looked_up};
+use super::staged::Staged;
+use crate::cpu::unroll::unroll;
 
 /// Sixteens of columns in a block.
 const SIXTEENS: usize = 16;
@@ -19,6 +21,10 @@ pub(super) trait SuperBlock: Copy {
     const BYTES: usize;
     /// Whether a minimum is taken off.
     const MINIMA: bool = false;
+    /// A group has `16 << SHIFT` columns.
+    const SHIFT: u32 = 0;
+    /// See [`Codes::LOOKED_UP`]: where codes of four bits stand as Q4_K's do, from this byte on, and mean these numbers.
+    const NIBBLES: Option<(usize, &'static [f32; 16])> = None;
 
     /// The whole numbers of columns `16 * part ..` of the block at `at`, before scales.
     ///
@@ -36,11 +42,62 @@ pub(super) trait SuperBlock: Copy {
         // SAFETY: promised by the caller.
         layouts_avx512::whole(unsafe { Self::numbers(at, part) })
     }
+
+    /// The whole numbers of half a block, 128 columns.
+    ///
+    /// # Safety
+    /// A block stands at `at`; the CPU has AVX2.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn half(at: *const u8, half: usize) -> [__m256i; 4] {
+        let mut numbers = [_mm256_setzero_si256(); 4];
+        // SAFETY: promised by the caller.
+        unsafe {
+            unroll!(I < 4 => {
+                let part = 8 * half + 2 * I;
+                numbers[I] = _mm256_set_m128i(Self::numbers(at, part + 1), Self::numbers(at, part));
+            });
+        }
+        numbers
+    }
 }
 
 impl<B: SuperBlock> Codes for B {
     const MINIMA: bool = B::MINIMA;
     const STEPS: usize = 8;
+    const SHIFT: Option<u32> = Some(B::SHIFT);
+    const LOOKED_UP: bool = B::NIBBLES.is_some();
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn looked_up(row: *const u8, step: usize, scales: *const f32, minima: *const f32) -> [__m512; 8] {
+        let mut sixteens = [_mm512_setzero_ps(); 8];
+        let Some((first, numbers)) = B::NIBBLES else { return sixteens };
+        // SAFETY: the row has this step, and its four groups their scales, as the caller promises; sixteen numbers.
+        unsafe {
+            let at = row.add(step / 2 * B::BYTES + first + step % 2 * 64);
+            let numbers = _mm512_loadu_ps(numbers.as_ptr());
+            unroll!(PAIR < 2 => {
+                let mut tables = [numbers; 2];
+                unroll!(GROUP < 2 => {
+                    let mut table = _mm512_mul_ps(numbers, _mm512_set1_ps(*scales.add(2 * PAIR + GROUP)));
+                    if B::MINIMA {
+                        table = _mm512_sub_ps(table, _mm512_set1_ps(*minima.add(2 * PAIR + GROUP)));
+                    }
+                    // Or the compiler would look codes up before it scales, 32 times instead of once.
+                    std::arch::asm!("/* {0} */", inout(zmm_reg) table, options(pure, nomem, nostack, preserves_flags));
+                    tables[GROUP] = table;
+                });
+                unroll!(HALF < 2 => {
+                    // A lookup reads the four lowest bits.
+                    let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(at.add(32 * PAIR + 16 * HALF).cast()));
+                    sixteens[4 * PAIR + HALF] = _mm512_permutexvar_ps(codes, tables[0]);
+                    sixteens[4 * PAIR + 2 + HALF] = _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(codes), tables[1]);
+                });
+            });
+        }
+        sixteens
+    }
     const BYTES: usize = B::BYTES / SIXTEENS;
 
     #[inline]
@@ -55,6 +112,33 @@ impl<B: SuperBlock> Codes for B {
     unsafe fn avx512(row: *const u8, block: usize) -> __m512 {
         // SAFETY: the row has this block, as the caller promises.
         unsafe { B::values(row.add(block / SIXTEENS * B::BYTES), block % SIXTEENS) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn stage(row: *const u8, step: usize, staged: &mut Staged) {
+        // SAFETY: the row has this step, as the caller promises.
+        unsafe { staged.put(B::half(row.add(step / 2 * B::BYTES), step % 2)) };
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn staged(_row: *const u8, block: usize, staged: &Staged) -> [__m256; 2] {
+        // SAFETY: it was staged, as the caller promises.
+        unsafe { staged.sixteen_avx2(block % 8) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn avx512_step(row: *const u8, step: usize) -> [__m512; 8] {
+        let mut sixteens = [_mm512_setzero_ps(); 8];
+        let staged = &mut Staged::new();
+        // SAFETY: the row has this step, as the caller promises.
+        unsafe {
+            Self::stage(row, step, staged);
+            unroll!(I < 8 => { sixteens[I] = staged.sixteen_avx512(I); });
+        }
+        sixteens
     }
 }
 
@@ -91,6 +175,24 @@ unsafe fn two_bits(codes: *const u8, part: usize) -> __m128i {
 unsafe fn four_bits(codes: *const u8, part: usize) -> __m128i {
     // SAFETY: inside the 128 bytes.
     unsafe { bits(codes.add(part / 4 * 32 + part % 2 * 16), part / 2 % 2 * 4, 15) }
+}
+
+/// Four bits a column, all 128 columns of 64 bytes: of 64 columns, the first 32 are the low nibbles of 32 bytes.
+///
+/// # Safety
+/// 64 bytes can be read; the CPU has AVX2.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn nibbles_of_128(at: *const u8) -> [__m256i; 4] {
+    let mask = _mm256_set1_epi8(15);
+    // SAFETY: promised by the caller.
+    let (a, b) = unsafe { (_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(at.add(32).cast())) };
+    [
+        _mm256_and_si256(a, mask),
+        _mm256_and_si256(_mm256_srli_epi16::<4>(a), mask),
+        _mm256_and_si256(b, mask),
+        _mm256_and_si256(_mm256_srli_epi16::<4>(b), mask),
+    ]
 }
 
 /// One bit a column; each 32 columns are one bit further up in 32 bytes.
@@ -143,6 +245,15 @@ pub(super) struct Q4K;
 impl SuperBlock for Q4K {
     const BYTES: usize = 144;
     const MINIMA: bool = true;
+    const SHIFT: u32 = 1;
+    const NIBBLES: Option<(usize, &'static [f32; 16])> = Some((16, &FROM_0));
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn half(at: *const u8, half: usize) -> [__m256i; 4] {
+        // SAFETY: inside the block.
+        unsafe { nibbles_of_128(at.add(16 + 64 * half)) }
+    }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -166,6 +277,23 @@ pub(super) struct Q5K;
 impl SuperBlock for Q5K {
     const BYTES: usize = 176;
     const MINIMA: bool = true;
+    const SHIFT: u32 = 1;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn half(at: *const u8, half: usize) -> [__m256i; 4] {
+        // SAFETY: inside the block.
+        unsafe {
+            let mut numbers = nibbles_of_128(at.add(48 + 64 * half));
+            let fifths = _mm256_loadu_si256(at.add(16).cast());
+            unroll!(I < 4 => {
+                let bit = _mm_cvtsi32_si128((4 * half + I) as i32);
+                let fifth = _mm256_and_si256(_mm256_srl_epi16(fifths, bit), _mm256_set1_epi8(1));
+                numbers[I] = _mm256_or_si256(numbers[I], _mm256_slli_epi16::<4>(fifth));
+            });
+            numbers
+        }
+    }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -182,6 +310,27 @@ pub(super) struct Q6K;
 
 impl SuperBlock for Q6K {
     const BYTES: usize = 210;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn half(at: *const u8, half: usize) -> [__m256i; 4] {
+        // SAFETY: inside the block.
+        let (low, high) = unsafe {
+            let low = at.add(64 * half).cast::<__m256i>();
+            let high = _mm256_loadu_si256(at.add(128 + 32 * half).cast());
+            ([_mm256_loadu_si256(low), _mm256_loadu_si256(low.add(1))], high)
+        };
+        let (four, two) = (_mm256_set1_epi8(15), _mm256_set1_epi8(0x30));
+        let highs =
+            [_mm256_slli_epi16::<4>(high), _mm256_slli_epi16::<2>(high), high, _mm256_srli_epi16::<2>(high)];
+        let lows = [low[0], low[1], _mm256_srli_epi16::<4>(low[0]), _mm256_srli_epi16::<4>(low[1])];
+        let mut numbers = [_mm256_setzero_si256(); 4];
+        unroll!(I < 4 => {
+            let six = _mm256_or_si256(_mm256_and_si256(lows[I], four), _mm256_and_si256(highs[I], two));
+            numbers[I] = _mm256_sub_epi8(six, _mm256_set1_epi8(32));
+        });
+        numbers
+    }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -202,6 +351,7 @@ pub(super) struct Iq4Xs;
 
 impl SuperBlock for Iq4Xs {
     const BYTES: usize = 136;
+    const SHIFT: u32 = 1;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
