@@ -68,7 +68,7 @@ fn rows_of(layout: usize, stored: &[u8], count: usize, cols: usize) -> Rows<'_> 
 fn every_tile_has_the_bits_of_the_plain_form() {
     let mut scratch = Scratch::new();
     for layout in 0..5 {
-        for (unit, cols) in units_and([16, 32, 48, 256, 17, 31, 5, 100]) {
+        for (unit, cols) in units_and([16, 32, 48, 256, 17, 31, 5, 100, 1040, 1100, 1553]) {
             if layout == 4 && cols % 16 != 0 {
                 continue;
             }
