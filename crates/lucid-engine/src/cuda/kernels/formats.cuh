@@ -63,6 +63,15 @@ __device__ __forceinline__ u32 nan_of(u32 codes) {
 }
 
 // NVFP4: E2M1 codes, an E4M3 scale for 16 columns; their products are bf16 numbers. Lane 4 g + t has columns 32 t to 32 t + 31.
+// Half `which` of a pair, twice.
+__device__ __forceinline__ u32 broadcast(u32 pair, int which) {
+    u32 both;
+    if (which == 0)
+        asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(both) : "r"(pair));
+    else
+        asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(both) : "r"(pair));
+    return both;
+}
 struct Nvfp4 {
     static const int BYTES = TILE_BYTES;
     static const bool SCALED = false;
@@ -95,9 +104,8 @@ struct Nvfp4 {
         }
     }
     __device__ __forceinline__ void unpack(u32 (&a)[8], int word, const Factors& by) const {
-        u32 broadcast = word < 2 ? 0x1010 : 0x3232;
         u32 l = (&low.x)[word], h = (&high.x)[word];
-        u32 low_scale = __byte_perm(low_pair, 0, broadcast), high_scale = __byte_perm(high_pair, 0, broadcast);
+        u32 low_scale = broadcast(low_pair, word / 2), high_scale = broadcast(high_pair, word / 2);
         a[0] = multiply_pairs(e2m1_pair<0>(l, by), low_scale);
         a[1] = multiply_pairs(e2m1_pair<0>(h, by), high_scale);
         a[2] = multiply_pairs(e2m1_pair<1>(l, by), low_scale);
