@@ -1,8 +1,11 @@
 //! Loops that are gone before the compiler looks: an array of vectors stays in registers only if no index is a variable.
 
 /// `unroll!(I < COUNT => { … })` repeats the block with the constant `I` from 0 on; `COUNT` is a constant of at most eight.
-/// `unroll!(I < COUNT, at most 4 => { … })` is for indices into arrays of four: no dead code is left behind them; `at most 12` for more.
+/// `unroll!(I < COUNT, at most 4 => { … })` is for indices into arrays of four: no dead code is left behind them; `at most 2` and `at most 12` likewise.
 macro_rules! unroll {
+    ($i:ident < $count:expr, at most 2 => $body:block) => {
+        unroll!(@ $i, $count, $body, 0 1)
+    };
     ($i:ident < $count:expr, at most 4 => $body:block) => {
         unroll!(@ $i, $count, $body, 0 1 2 3)
     };

@@ -26,7 +26,7 @@ impl Staged {
         let at = self.0.as_mut_ptr().cast::<u8>();
         // SAFETY: 128 bytes, aligned; the instruction that is none touches nothing.
         unsafe {
-            unroll!(I < 4 => { _mm256_store_si256(at.add(32 * I).cast(), numbers[I]); });
+            unroll!(I < 4, at most 4 => { _mm256_store_si256(at.add(32 * I).cast(), numbers[I]); });
             // Or the compiler would make shuffles of them after all.
             std::arch::asm!("/* {0} */", in(reg) at, options(nostack, preserves_flags));
         }

@@ -53,7 +53,7 @@ pub(super) trait SuperBlock: Copy {
         let mut numbers = [_mm256_setzero_si256(); 4];
         // SAFETY: promised by the caller.
         unsafe {
-            unroll!(I < 4 => {
+            unroll!(I < 4, at most 4 => {
                 let part = 8 * half + 2 * I;
                 numbers[I] = _mm256_set_m128i(Self::numbers(at, part + 1), Self::numbers(at, part));
             });
@@ -77,9 +77,9 @@ impl<B: SuperBlock> Codes for B {
         unsafe {
             let at = row.add(step / 2 * B::BYTES + first + step % 2 * 64);
             let numbers = _mm512_loadu_ps(numbers.as_ptr());
-            unroll!(PAIR < 2 => {
+            unroll!(PAIR < 2, at most 2 => {
                 let mut tables = [numbers; 2];
-                unroll!(GROUP < 2 => {
+                unroll!(GROUP < 2, at most 2 => {
                     let mut table = _mm512_mul_ps(numbers, _mm512_set1_ps(*scales.add(2 * PAIR + GROUP)));
                     if B::MINIMA {
                         table = _mm512_sub_ps(table, _mm512_set1_ps(*minima.add(2 * PAIR + GROUP)));
@@ -88,7 +88,7 @@ impl<B: SuperBlock> Codes for B {
                     std::arch::asm!("/* {0} */", inout(zmm_reg) table, options(pure, nomem, nostack, preserves_flags));
                     tables[GROUP] = table;
                 });
-                unroll!(HALF < 2 => {
+                unroll!(HALF < 2, at most 2 => {
                     // A lookup reads the four lowest bits.
                     let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(at.add(32 * PAIR + 16 * HALF).cast()));
                     sixteens[4 * PAIR + HALF] = _mm512_permutexvar_ps(codes, tables[0]);
@@ -286,7 +286,7 @@ impl SuperBlock for Q5K {
         unsafe {
             let mut numbers = nibbles_of_128(at.add(48 + 64 * half));
             let fifths = _mm256_loadu_si256(at.add(16).cast());
-            unroll!(I < 4 => {
+            unroll!(I < 4, at most 4 => {
                 let bit = _mm_cvtsi32_si128((4 * half + I) as i32);
                 let fifth = _mm256_and_si256(_mm256_srl_epi16(fifths, bit), _mm256_set1_epi8(1));
                 numbers[I] = _mm256_or_si256(numbers[I], _mm256_slli_epi16::<4>(fifth));
@@ -325,7 +325,7 @@ impl SuperBlock for Q6K {
             [_mm256_slli_epi16::<4>(high), _mm256_slli_epi16::<2>(high), high, _mm256_srli_epi16::<2>(high)];
         let lows = [low[0], low[1], _mm256_srli_epi16::<4>(low[0]), _mm256_srli_epi16::<4>(low[1])];
         let mut numbers = [_mm256_setzero_si256(); 4];
-        unroll!(I < 4 => {
+        unroll!(I < 4, at most 4 => {
             let six = _mm256_or_si256(_mm256_and_si256(lows[I], four), _mm256_and_si256(highs[I], two));
             numbers[I] = _mm256_sub_epi8(six, _mm256_set1_epi8(32));
         });
