@@ -236,8 +236,9 @@ impl Backend {
                 expected: "ranks in processes of their own are GPUs: it must be cuda",
             });
         };
-        let leader = Leader::meet(world, load.fingerprint()?)?;
-        let meeting = nccl_meeting()?;
+        // What is missing here is said before anybody is waited for.
+        let (fingerprint, meeting) = (load.fingerprint()?, nccl_meeting()?);
+        let leader = Leader::meet(world, fingerprint)?;
         leader.send_meeting(&meeting)?;
         let model = CudaModel::join(load, first, world, &meeting, leader.watch());
         // If another one is lost, that says more.

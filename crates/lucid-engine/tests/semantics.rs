@@ -170,8 +170,8 @@ fn with_cache_scales() -> (TempDir, Checkpoint) {
     changed(|_, _| {}, &more)
 }
 
-/// The same on a GPU. In serving mode activations are bf16 too, which moves answers by itself and now and then a value to the neighbouring code:
-/// measured twice as far from the definition as serving mode with a bf16 cache is from plain arithmetic.
+/// The same on a GPU. In serving mode activations are bf16 too, which moves answers by itself, and now and then a value to the neighbouring code: measured
+/// as what bf16 alone makes and a fifth of what the cache's rounding makes.
 #[test]
 fn an_fp8_cache_on_a_gpu_is_what_its_definition_gives() {
     let reference = options(Activations::W4A16, Some(KvCacheDtype::Fp8E4m3));
@@ -185,13 +185,13 @@ fn an_fp8_cache_on_a_gpu_is_what_its_definition_gives() {
     }
     let (_folder, scaled) = with_cache_scales();
     for (checkpoint, name) in [(canary(), "fp8_cache"), (scaled, "fp8_cache_scaled")] {
-        let (from_golden, from_plain, _) = distances(gpu, &checkpoint, &reference, name);
-        assert!(from_golden < from_plain / 50.0, "{name}: {from_golden} and {from_plain}");
+        let (from_golden, cached, _) = distances(gpu, &checkpoint, &reference, name);
+        assert!(from_golden < cached / 50.0, "{name}: {from_golden}, where the cache makes {cached}");
         let usual = SemanticsOptions { kv_cache: None, ..serving.clone() };
         let (_, rounding, _) = distances(gpu, &checkpoint, &usual, name);
-        let (from_golden, from_plain, _) = distances(gpu, &checkpoint, &serving, name);
-        assert!(from_golden < 3.0 * rounding, "{name}: {from_golden}, where bf16 alone makes {rounding}");
-        assert!(from_golden < from_plain, "{name}: {from_golden} and {from_plain}");
+        let (from_golden, _, _) = distances(gpu, &checkpoint, &serving, name);
+        let bound = rounding + cached / 4.0;
+        assert!(from_golden < bound, "{name}: {from_golden}, where {bound} is the bound");
     }
 }
 

@@ -31,5 +31,5 @@ mod tests;
 mod weights;
 
 pub use forward::{All, CudaModel};
-pub use nccl::new_meeting as nccl_meeting;
+pub use nccl::{new_meeting as nccl_meeting, present as nccl_present};
 pub use scoring::MOST_LISTED;

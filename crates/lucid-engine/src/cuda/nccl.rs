@@ -108,6 +108,12 @@ fn check(library: &Library, doing: &'static str, result: c_int) -> Result<(), Er
     Err(Error::Gpu { doing, problem })
 }
 
+/// # Errors
+/// When there is no NCCL, or it is too old.
+pub fn present() -> Result<(), Error> {
+    library().map(|_| ())
+}
+
 /// A name for a meeting, which all of its ranks must know.
 ///
 /// # Errors

@@ -13,7 +13,7 @@ use super::link::{
     self, Connection, HELLO, MAGIC, MEETING, Patience, READY, Watch, failed, keep_alive, listen,
 };
 use super::orders::{self, Order};
-use crate::cuda::CudaModel;
+use crate::cuda::{CudaModel, nccl_present};
 use crate::engine::EngineOptions;
 use crate::{Device, Error};
 
@@ -177,6 +177,8 @@ pub fn follow(checkpoint: &Checkpoint, options: &EngineOptions, world: &World) -
         });
     };
     let load = options.load(checkpoint)?;
+    // What is missing here is said before rank 0 is waited for.
+    nccl_present()?;
     let leader = Follower::join(world, load.fingerprint()?)?;
     let run = || {
         let mut model = CudaModel::join(&load, first, world, &leader.meeting()?, leader.watch())?;
