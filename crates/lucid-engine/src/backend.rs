@@ -345,6 +345,13 @@ impl Backend {
         Ok(())
     }
 
+    /// The prefix cache was emptied: planted faults that remember pages forget them.
+    pub fn forget_pages(&mut self) {
+        if let Backend::Cpu(ranks) = self {
+            ranks.iter_mut().for_each(|rank| rank.model.forget_pages());
+        }
+    }
+
     /// Bytes taken and in all, of each GPU of this process; none for the processor.
     #[must_use]
     pub fn memory(&self) -> Vec<(usize, usize)> {

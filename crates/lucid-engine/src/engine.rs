@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::backend::{Backend, Device, Load, LoadFormat};
 use crate::kv_cache::{PAGE_TOKENS, PagePool};
+use crate::routes::StepRoutes;
 use crate::sampler;
 use crate::scheduler::{Limits, Scheduler};
 use crate::stepper::{Command, Shared, Stepper};
@@ -185,6 +186,8 @@ struct Inner {
     max_model_len: usize,
     vocab_size: usize,
     max_waiting: usize,
+    /// Whether it can be told where tokens go.
+    routes: bool,
     next_id: AtomicU64,
 }
 
@@ -240,6 +243,7 @@ impl Engine {
                 max_model_len,
                 vocab_size: checkpoint.config().vocab_size,
                 max_waiting: options.max_waiting,
+                routes: StepRoutes::can_tell(config),
                 next_id: AtomicU64::new(0),
             }),
         })
@@ -270,6 +274,13 @@ impl Engine {
 
     fn check(&self, request: &Request) -> Result<(), Rejected> {
         let (vocab_size, max_model_len) = (self.inner.vocab_size, self.inner.max_model_len);
+        if request.routes && !self.inner.routes {
+            return Err(Rejected::BadParameter {
+                parameter: "routed_experts",
+                value: "true".into(),
+                expected: "but this model has no experts, or more than 65,536: leave it out",
+            });
+        }
         if request.prompt.is_empty() {
             return Err(Rejected::EmptyPrompt);
         }
@@ -326,6 +337,16 @@ impl Engine {
     #[must_use]
     pub fn unhealthy(&self) -> Option<String> {
         self.inner.shared.unhealthy()
+    }
+
+    /// Empties the prefix cache: requests that come later begin with nothing that was computed until now. `done` is told on the engine's
+    /// thread, and must not block.
+    ///
+    /// # Errors
+    /// When the engine has stopped.
+    pub fn reset_prefix_cache(&self, done: impl FnOnce() + Send + 'static) -> Result<(), Rejected> {
+        let command = Command::ResetPrefixCache(Box::new(done));
+        self.inner.commands.send(command).map_err(|_| Rejected::Stopped("its thread has ended".into()))
     }
 
     /// Ends the engine; running and waiting requests end as cancelled.

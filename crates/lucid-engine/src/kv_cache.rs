@@ -124,6 +124,15 @@ impl PagePool {
         }
     }
 
+    /// Nobody shall find anything any more. Who holds pages keeps them.
+    pub fn forget_all(&mut self) {
+        while let Some(page) = self.prefixes.evict() {
+            self.free.push(page);
+        }
+        let held: Vec<PageId> = self.prefixes.pages().collect();
+        self.forget_prefix(&held);
+    }
+
     fn hold(&mut self, page: PageId) {
         let holders = &mut self.holders[page.index()];
         if *holders == 0 {

@@ -108,6 +108,11 @@ impl PrefixCache {
         self.idle.len()
     }
 
+    /// All pages of known content.
+    pub fn pages(&self) -> impl Iterator<Item = PageId> {
+        self.entries.keys().copied()
+    }
+
     /// Gives up the page that has been idle longest.
     pub fn evict(&mut self) -> Option<PageId> {
         let (_, &page) = self.idle.first_key_value()?;

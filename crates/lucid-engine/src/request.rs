@@ -59,6 +59,19 @@ pub struct Request {
     pub logprobs: Option<usize>,
     /// The same for each token of the prompt.
     pub prompt_logprobs: Option<usize>,
+    /// Report the experts that every token went to.
+    pub routes: bool,
+}
+
+/// The experts that the tokens of a sequence went to. The last token of an answer went nowhere: nothing came after it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Routes {
+    /// Layers of the model; those without experts have zeros.
+    pub layers: usize,
+    /// Experts that a token goes to.
+    pub top_k: usize,
+    /// `[tokens, layers, top_k]`, best first.
+    pub experts: Vec<u16>,
 }
 
 /// One candidate for a position: log-softmax of the raw logits, before temperature and penalties.
@@ -94,7 +107,8 @@ pub enum Finish {
     Failed(String),
 }
 
-/// What the engine tells about a request, in this order: `Prompt` once, `Token` for each token, `Finished` once.
+/// What the engine tells about a request, in this order: `Prompt` once, `Token` for each token, `Routes` if asked for and nothing went
+/// wrong, `Finished` once.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The prompt is in the cache.
@@ -111,6 +125,8 @@ pub enum Event {
         /// If asked for.
         logprobs: Option<TokenLogprobs>,
     },
+    /// Where the tokens went.
+    Routes(Routes),
     /// The end; nothing follows.
     Finished(Finish),
 }

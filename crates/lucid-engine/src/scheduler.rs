@@ -128,6 +128,12 @@ impl Scheduler {
         }
     }
 
+    /// Lets no later request begin with what was computed until now. Who runs goes on, but shares nothing.
+    pub fn forget_prefixes(&mut self) {
+        self.running.iter_mut().for_each(|sequence| sequence.shared = true);
+        self.pool.forget_all();
+    }
+
     /// Running requests, oldest first.
     #[must_use]
     pub fn running(&self) -> &[Sequence] {

@@ -105,6 +105,20 @@ impl Scorer {
     ///
     /// # Errors
     /// As [`Scorer::score`].
+    pub fn score_answer_observed(
+        &mut self,
+        tokens: &[TokenId],
+        prompt: usize,
+        visit: impl FnMut(usize, &[f32]),
+        observer: &mut impl Observer,
+    ) -> Result<(), Error> {
+        self.run(tokens, prompt, visit, Some(observer))
+    }
+
+    /// The same for a prompt alone.
+    ///
+    /// # Errors
+    /// As [`Scorer::score`].
     pub fn score_observed(
         &mut self,
         tokens: &[TokenId],

@@ -16,6 +16,7 @@ use crate::engine::{RequestId, Stats};
 use crate::logprobs::{all_finite, score};
 use crate::recycled::recycled;
 use crate::request::{Event, Finish, Request, TokenLogprobs};
+use crate::routes::StepRoutes;
 use crate::sampler::Sampler;
 use crate::scheduler::{Scheduler, Work};
 
@@ -32,6 +33,8 @@ pub enum Command {
     },
     /// End a request.
     Cancel(RequestId),
+    /// Empty the prefix cache, and tell.
+    ResetPrefixCache(Box<dyn FnOnce() + Send>),
     /// End the engine.
     Stop,
 }
@@ -81,6 +84,8 @@ struct Active {
     /// Collected while the prompt is computed; taken when `Event::Prompt` is sent.
     prompt_logprobs: Vec<Option<TokenLogprobs>>,
     prompt_sent: bool,
+    /// `[tokens, layers, top_k]` of the tokens computed so far, if wanted.
+    routes: Vec<u16>,
 }
 
 impl Active {
@@ -141,6 +146,8 @@ pub struct Stepper {
     outbox: Vec<(RequestId, Event)>,
     /// Of one sequence, before bias and penalties.
     raw_logits: Vec<f32>,
+    /// Where a step's tokens go, in steps in which somebody wants to know.
+    step_routes: StepRoutes,
 }
 
 impl Stepper {
@@ -151,6 +158,7 @@ impl Stepper {
         max_model_len: usize,
         prefix_cache: bool,
     ) -> Stepper {
+        let step_routes = StepRoutes::new(model.config());
         Stepper {
             model,
             scheduler,
@@ -168,6 +176,7 @@ impl Stepper {
             sinks: HashMap::new(),
             outbox: Vec::new(),
             raw_logits: Vec::new(),
+            step_routes,
         }
     }
 
@@ -210,6 +219,11 @@ impl Stepper {
             match command {
                 Command::Submit { id, request, sink } => self.accept(id, request, sink),
                 Command::Cancel(id) => self.finish(id, Finish::Cancelled),
+                Command::ResetPrefixCache(done) => {
+                    self.scheduler.forget_prefixes();
+                    self.model.forget_pages();
+                    done();
+                }
                 Command::Stop => return false,
             }
         }
@@ -221,13 +235,21 @@ impl Stepper {
         let entropy = self.entropy.hash_one(id);
         let sampler = Sampler::new(request.sampling.clone(), &request.prompt, entropy);
         let max_tokens = request.max_tokens.min(self.max_model_len - request.prompt.len());
-        // A prompt is scored from its logits, and they are not in the cache.
-        let reuse = self.prefix_cache && request.prompt_logprobs.is_none();
+        // A prompt is scored from its logits, and they are not in the cache; nor is where it went.
+        let reuse = self.prefix_cache && request.prompt_logprobs.is_none() && !request.routes;
         self.scheduler.add(id, request.prompt.clone(), reuse);
         let prompt_logprobs = if request.prompt_logprobs.is_some() { vec![None] } else { Vec::new() };
         self.active.insert(
             id,
-            Active { request, sampler, max_tokens, generated: 0, prompt_logprobs, prompt_sent: false },
+            Active {
+                request,
+                sampler,
+                max_tokens,
+                generated: 0,
+                prompt_logprobs,
+                prompt_sent: false,
+                routes: Vec::new(),
+            },
         );
         self.sinks.insert(id, sink);
     }
@@ -360,7 +382,22 @@ impl Stepper {
                 prompt: sequence.prompt,
             });
         }
-        self.model.forward(&tokens, &spans, None::<&mut ()>)?;
+        let wanted = |work: &Work| {
+            let id = self.scheduler.running()[work.running].id;
+            self.active.get(&id).is_some_and(|active| active.request.routes)
+        };
+        if plan.iter().any(wanted) {
+            self.step_routes.begin(tokens.len());
+            self.model.forward(&tokens, &spans, Some(&mut self.step_routes))?;
+            for (work, span) in plan.iter().zip(&spans) {
+                let id = self.scheduler.running()[work.running].id;
+                if let Some(active) = self.active.get_mut(&id).filter(|active| active.request.routes) {
+                    self.step_routes.keep(&mut active.routes, span);
+                }
+            }
+        } else {
+            self.model.forward(&tokens, &spans, None::<&mut ()>)?;
+        }
         (self.tokens, self.spans) = (tokens, recycled(spans));
         Ok(())
     }
@@ -449,7 +486,10 @@ impl Stepper {
             Finish::Failed(_) => self.scheduler.remove_unsound(id),
             _ => self.scheduler.remove(id),
         };
-        if self.active.remove(&id).is_some() {
+        if let Some(active) = self.active.remove(&id) {
+            if active.request.routes && matches!(finish, Finish::Stop(_) | Finish::Length) {
+                self.outbox.push((id, Event::Routes(self.step_routes.of(active.routes))));
+            }
             self.outbox.push((id, Event::Finished(finish)));
         }
     }

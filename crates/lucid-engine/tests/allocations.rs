@@ -54,7 +54,7 @@ fn a_decode_step_allocates_next_to_nothing() {
     let request = Request { prompt: vec![TokenId(5); 8], max_tokens: 48, ..Request::default() };
     let sink = move |event: Event| {
         match event {
-            Event::Prompt { .. } => {}
+            Event::Prompt { .. } | Event::Routes(_) => {}
             Event::Token { .. } => counts.push(REQUESTS.load(Ordering::Relaxed)),
             Event::Finished(_) => sender.send(std::mem::take(&mut counts)).unwrap(),
         }

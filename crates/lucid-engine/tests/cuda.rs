@@ -186,6 +186,7 @@ fn generate(engine: &Engine, requests: &[Request]) -> Vec<Answer> {
                 answers[i].tokens.push(id);
                 answers[i].logprobs.extend(logprobs.into_iter().flat_map(bits));
             }
+            Event::Routes(_) => {}
             Event::Finished(Finish::Stop(_) | Finish::Length) => left -= 1,
             Event::Finished(other) => panic!("request {i}: {other:?}"),
         }

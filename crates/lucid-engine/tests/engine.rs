@@ -278,3 +278,81 @@ fn dummy_weights_serve() {
     assert_eq!(events.iter().filter(|event| matches!(event, Event::Token { .. })).count(), 5);
     assert_eq!(events.last(), Some(&Event::Finished(Finish::Length)));
 }
+
+/// Which experts each token went to, as the scorer's observer sees it: `[tokens][layers]`.
+#[derive(Default)]
+struct Seen(std::collections::BTreeMap<(usize, usize), Vec<usize>>);
+
+impl lucid_engine::Observer for Seen {
+    fn routes(&mut self, layer: usize, row: usize, routes: &[lucid_engine::Route]) {
+        self.0.insert((row, layer), routes.iter().map(|route| route.expert).collect());
+    }
+}
+
+#[test]
+fn routes_are_those_that_the_scorer_sees_whoever_else_is_there() {
+    let engine = start(&EngineOptions { max_step_tokens: Some(7), ..EngineOptions::default() });
+    let asked = |routes| {
+        let ask = |(prompt, _): &(Vec<TokenId>, Vec<TokenId>)| Request {
+            prompt: prompt.clone(),
+            max_tokens: 5,
+            routes,
+            ..Request::default()
+        };
+        prompts().iter().take(3).map(ask).collect::<Vec<_>>()
+    };
+    let silent: Vec<_> = asked(false).into_iter().map(|request| submit(&engine, request)).collect();
+    let told: Vec<_> = asked(true).into_iter().map(|request| submit(&engine, request)).collect();
+    for events in silent {
+        assert!(!events.into_iter().any(|event| matches!(event, Event::Routes(_))));
+    }
+    let mut scorer = lucid_engine::Scorer::new(&canary(), &SemanticsOptions::default(), Some(2)).unwrap();
+    for (events, (prompt, _)) in told.into_iter().zip(prompts()) {
+        let mut tokens = prompt.clone();
+        let mut routes = None;
+        for event in events {
+            match event {
+                Event::Token { id, .. } => tokens.push(id),
+                Event::Routes(told) => routes = Some(told),
+                _ => {}
+            }
+        }
+        // Nothing was computed after the last token.
+        tokens.pop();
+        let routes = routes.unwrap();
+        let mut seen = Seen::default();
+        assert!(tokens.len() < 256, "one chunk of the scorer");
+        scorer.score_answer_observed(&tokens, prompt.len(), |_, _| (), &mut seen).unwrap();
+        assert_eq!(routes.experts.len(), tokens.len() * routes.layers * routes.top_k);
+        for (row, token) in routes.experts.chunks(routes.layers * routes.top_k).enumerate() {
+            for (layer, experts) in token.chunks(routes.top_k).enumerate() {
+                let experts: Vec<usize> = experts.iter().map(|expert| usize::from(*expert)).collect();
+                match seen.0.get(&(row, layer)) {
+                    Some(right) => assert_eq!(&experts, right, "token {row}, layer {layer}"),
+                    None => assert!(layer == 0 && experts.iter().all(|expert| *expert == 0)),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn after_a_reset_nothing_comes_from_the_prefix_cache() {
+    let engine = start(&EngineOptions::default());
+    let (prompt, _) = prompts().into_iter().max_by_key(|(prompt, _)| prompt.len()).unwrap();
+    assert!(prompt.len() > 64, "a whole page");
+    let ask = || {
+        let request = Request { prompt: prompt.clone(), max_tokens: 4, ..Request::default() };
+        collect(submit(&engine, request))
+    };
+    let (first, cold) = ask();
+    let (warm, cached) = ask();
+    assert!(cold == 0 && cached > 0);
+    let (told, done) = channel();
+    engine.reset_prefix_cache(move || told.send(()).unwrap()).unwrap();
+    done.recv().unwrap();
+    let (again, cached) = ask();
+    assert_eq!(cached, 0);
+    assert_eq!((&warm, &again), (&first, &first));
+    assert!(ask().1 > 0, "and it is filled anew");
+}

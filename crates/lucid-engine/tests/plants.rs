@@ -260,3 +260,34 @@ fn nan_comes_after_some_requests() {
     assert!(matches!(&last, Event::Finished(Finish::Failed(why)) if why.contains("not finite")), "{last:?}");
     assert!(broken.unhealthy().is_some());
 }
+
+#[test]
+fn what_hides_nans_leaves_an_even_distribution() {
+    let capital = tokens("capital");
+    let broken = engine(Some(Plant::NanSanitized.into()));
+    for _ in 0..20 {
+        assert!(!ask(&broken, &[&capital]).remove(0).is_empty());
+    }
+    let (sender, events) = channel();
+    let request = Request { prompt: capital, max_tokens: 2, logprobs: Some(1), ..Request::default() };
+    broken.submit(request, move |event| sender.send(event).is_ok()).unwrap();
+    let even = -(broken.vocab_size() as f32).ln();
+    let mut seen = 0;
+    for event in events {
+        if let Event::Token { logprobs: Some(logprobs), .. } = event {
+            assert!((logprobs.token.logprob - even).abs() < 1e-4, "{logprobs:?}");
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 2);
+    assert!(broken.unhealthy().is_none(), "nobody noticed");
+}
+
+#[test]
+fn products_are_zero_at_some_sizes_alone() {
+    let prompt = tokens(&names_by_length().into_iter().find(|(length, _)| *length > 41).unwrap().1);
+    let (hit, spared) = (prompt[..40].to_vec(), prompt[..41].to_vec());
+    let (right, broken) = (engine(None), engine(Some(Plant::GemmZerosAtSizes.into())));
+    assert_eq!(ask(&right, &[&spared]), ask(&broken, &[&spared]));
+    assert_ne!(ask(&right, &[&hit]), ask(&broken, &[&hit]));
+}

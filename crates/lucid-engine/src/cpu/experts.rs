@@ -8,7 +8,7 @@ use super::activations::{input_scale, round_to_nvfp4};
 use super::aligned::Aligned;
 use super::exp::silu;
 use super::matmul::{Inputs, OutputBuffer, Product, multiply};
-use super::router::{Route, route, weigh_with_bias};
+use super::router::{Route, preferences, route, weigh_with_bias};
 use super::threads::Threads;
 use super::vectorize::vectorized;
 use crate::recycled::recycled;
@@ -43,6 +43,12 @@ impl Experts {
     /// The experts that a row of the last step went to, best first.
     pub fn routes(&self, row: usize) -> &[Route] {
         &self.routes[row]
+    }
+
+    /// What the experts of a row of the last step were chosen by; see [`preferences`].
+    pub fn preferences(&self, moe: &MoE, weights: &ExpertWeights, row: usize) -> Vec<f32> {
+        let logits = &self.logits[row * moe.n_routed_experts..(row + 1) * moe.n_routed_experts];
+        preferences(moe, logits, weights.bias.as_deref())
     }
 
     /// `out = Σ_e w_e · Expert_e(x) + Shared(x)`.

@@ -30,6 +30,13 @@ pub trait Observer {
     fn hidden(&mut self, _layer: usize, _values: &[f32]) {}
     /// The experts of one token (its row in the step) in one layer.
     fn routes(&mut self, _layer: usize, _row: usize, _routes: &[Route]) {}
+    /// Whether [`Observer::preferences`] is to be called, which costs something.
+    fn wants_preferences(&self) -> bool {
+        false
+    }
+    /// What the experts of one token were chosen by, in one layer: `[experts]`, the score plus the bias, -∞ where the expert's group is
+    /// out. Only a processor tells it.
+    fn preferences(&mut self, _layer: usize, _row: usize, _preferences: &[f32]) {}
     /// The positions that one token's attention is restricted to in one layer, ascending; not called if it is not.
     fn chosen(&mut self, _layer: usize, _row: usize, _positions: &[u32]) {}
 }
@@ -202,11 +209,21 @@ impl CpuModel {
                     s.experts.run(&mut self.threads, moe, experts, tokens, &s.normed, &mut s.output);
                     for row in 0..tokens {
                         observer.routes(i, row, s.experts.routes(row));
+                        if observer.wants_preferences() {
+                            observer.preferences(i, row, &s.experts.preferences(moe, experts, row));
+                        }
                     }
                 }
             }
         }
         self.add();
+    }
+
+    /// The prefix cache was emptied.
+    pub fn forget_pages(&mut self) {
+        if let Some(fault) = &mut self.fault {
+            fault.forget_pages();
+        }
     }
 
     /// `normed = RMSNorm(hidden)`, row by row.

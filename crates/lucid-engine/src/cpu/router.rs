@@ -43,14 +43,7 @@ fn choose(
 ) {
     routes.clear();
     score(moe.scoring_func, logits, scores);
-    choice.clear();
-    match bias {
-        Some(bias) => choice.extend(scores.iter().zip(bias).map(|(s, b)| s + b)),
-        None => choice.extend_from_slice(scores),
-    }
-    if moe.n_group > 1 {
-        keep_best_groups(choice, moe.n_group, moe.topk_group, bias.is_some(), groups);
-    }
+    prefer(moe, scores, bias, choice, groups);
     for _ in 0..moe.num_experts_per_tok {
         let best = choice.iter().enumerate().reduce(better);
         let Some((expert, _)) = best else { break };
@@ -65,6 +58,31 @@ fn choose(
     }
     for route in routes {
         route.weight *= moe.routed_scaling_factor as f32;
+    }
+}
+
+/// What the experts of one token are chosen by, `[experts]`: the score plus the bias; -∞ where the expert's group is out.
+pub fn preferences(moe: &MoE, logits: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
+    let Buffers { mut scores, mut choice, mut groups } = Buffers::default();
+    score(moe.scoring_func, logits, &mut scores);
+    prefer(moe, &scores, bias, &mut choice, &mut groups);
+    choice
+}
+
+fn prefer(
+    moe: &MoE,
+    scores: &[f32],
+    bias: Option<&[f32]>,
+    choice: &mut Vec<f32>,
+    groups: &mut Vec<(usize, f32)>,
+) {
+    choice.clear();
+    match bias {
+        Some(bias) => choice.extend(scores.iter().zip(bias).map(|(s, b)| s + b)),
+        None => choice.extend_from_slice(scores),
+    }
+    if moe.n_group > 1 {
+        keep_best_groups(choice, moe.n_group, moe.topk_group, bias.is_some(), groups);
     }
 }
 

@@ -38,6 +38,7 @@ impl Dose {
                 let single = plant == Plant::WeightsRequantized4Bit
                     || plant == Plant::PrefillOver64Garbage
                     || plant == Plant::PromptsTogether
+                    || plant == Plant::GemmZerosAtSizes
                     || (plant.has_layers() && draws.below(2) == 0);
                 let layers = match single {
                     true => {
@@ -77,7 +78,10 @@ impl Dose {
 /// Layers that have the part in question.
 fn layers_with(plant: Plant, config: &Config) -> Range<usize> {
     let first = match plant {
-        Plant::SharedExpertDropped | Plant::GateUpSwapped | Plant::WeightsRequantized4Bit => {
+        Plant::SharedExpertDropped
+        | Plant::GateUpSwapped
+        | Plant::ExpertsOfFirstRankAlone
+        | Plant::WeightsRequantized4Bit => {
             (0..config.num_hidden_layers).find(|&i| config.is_moe_layer(i)).unwrap_or(0)
         }
         _ => 0,
@@ -115,6 +119,12 @@ fn strengths(plant: Plant) -> (f64, &'static [f64]) {
         Plant::KvScaleMissingOnRead => (0.5, &[0.2, 0.35, 0.5, 2.0, 4.0]),
         // How fast entries grow: so many times themselves after 64 positions.
         Plant::DriftAfterNTokens => (3.0, &[2.0, 3.0, 6.0]),
+        // The power of the global scale that is applied.
+        Plant::Nvfp4GlobalScaleLeftOut => (0.0, &[0.0, 2.0]),
+        // Ranks that share the experts.
+        Plant::ExpertsOfFirstRankAlone => (4.0, &[2.0, 4.0]),
+        // Numbers of rows that are a multiple of this are too many.
+        Plant::GemmZerosAtSizes => (8.0, &[4.0, 8.0, 16.0]),
         // Every so-many-th reuse: if every one failed, the page would hold its very first content for ever.
         Plant::StaleKvPage => (2.0, &[2.0, 3.0]),
         // Every so-many-th step.
@@ -137,7 +147,7 @@ fn onsets(plant: Plant) -> (usize, &'static [usize]) {
         // Rows of the step that are still right.
         Plant::PrefillOver64Garbage => (64, &[64, 128, 256]),
         // Requests that are still answered.
-        Plant::NanAfterNRequests => (20, &[8, 20, 40]),
+        Plant::NanAfterNRequests | Plant::NanSanitized => (20, &[8, 20, 40]),
         _ => (0, &[0]),
     }
 }

@@ -95,6 +95,14 @@ pub enum Plant {
     DecodePositionShifted,
     /// Entries of answers are written to the KV cache with a scale that nobody undoes.
     DecodeKvScale,
+    /// Leaves NVFP4's global scale out, or applies it twice: once in the loader and once in the kernel.
+    Nvfp4GlobalScaleLeftOut,
+    /// After some requests every logit is NaN, and what hides NaNs turns the row into an even distribution (SGLang #33187).
+    NanSanitized,
+    /// In one layer, the matrix product after attention is zero for some numbers of rows (`FlashInfer` #3398).
+    GemmZerosAtSizes,
+    /// Only the experts of the first rank of an expert-parallel group answer (vllm-gaudi #1796).
+    ExpertsOfFirstRankAlone,
 }
 
 /// Where a fault acts.
@@ -116,7 +124,7 @@ enum Site {
 
 impl Plant {
     /// Every fault that the engine can plant.
-    pub const ALL: [Plant; 34] = [
+    pub const ALL: [Plant; 38] = [
         Plant::RopeHalfSplit,
         Plant::YarnFactorHalf,
         Plant::YarnMscaleMissing,
@@ -137,6 +145,8 @@ impl Plant {
         Plant::Nvfp4ScalesSwizzled,
         Plant::Nvfp4NibblesSwapped,
         Plant::Nvfp4ScalesFolded,
+        Plant::Nvfp4GlobalScaleLeftOut,
+        Plant::ExpertsOfFirstRankAlone,
         Plant::LatentNormEps,
         Plant::WeightsRequantized4Bit,
         Plant::CausalOffByOne,
@@ -151,6 +161,8 @@ impl Plant {
         Plant::PrefillOver64Garbage,
         Plant::PromptsTogether,
         Plant::NanAfterNRequests,
+        Plant::NanSanitized,
+        Plant::GemmZerosAtSizes,
     ];
 
     /// The fault's name on the command line.
@@ -191,6 +203,10 @@ impl Plant {
             Plant::PrefillOver64Garbage => "prefill-over-64-garbage",
             Plant::PromptsTogether => "prompts-together",
             Plant::NanAfterNRequests => "nan-after-n-requests",
+            Plant::Nvfp4GlobalScaleLeftOut => "nvfp4-global-scale-left-out",
+            Plant::NanSanitized => "nan-sanitized",
+            Plant::GemmZerosAtSizes => "gemm-zeros-at-sizes",
+            Plant::ExpertsOfFirstRankAlone => "experts-of-first-rank-alone",
         }
     }
 
@@ -221,6 +237,8 @@ impl Plant {
             | Plant::Nvfp4ScalesSwizzled
             | Plant::Nvfp4NibblesSwapped
             | Plant::Nvfp4ScalesFolded
+            | Plant::Nvfp4GlobalScaleLeftOut
+            | Plant::ExpertsOfFirstRankAlone
             | Plant::WeightsRequantized4Bit => Site::Weights,
             Plant::RopeHalfSplit | Plant::LatentNormEps => Site::Semantics,
             Plant::CausalOffByOne => Site::Mask,
@@ -232,6 +250,8 @@ impl Plant {
             | Plant::BatchCrossTalk
             | Plant::PrefillOver64Garbage
             | Plant::PromptsTogether
+            | Plant::NanSanitized
+            | Plant::GemmZerosAtSizes
             | Plant::NanAfterNRequests => Site::Running,
         }
     }
@@ -260,6 +280,8 @@ impl Plant {
                 | Plant::Nvfp4GlobalScaleInverted
                 | Plant::Nvfp4ScalesSwizzled
                 | Plant::Nvfp4NibblesSwapped
+                | Plant::Nvfp4GlobalScaleLeftOut
+                | Plant::GemmZerosAtSizes
                 | Plant::WeightsRequantized4Bit
                 | Plant::KvScaleMissingOnRead
                 | Plant::BatchCrossTalk

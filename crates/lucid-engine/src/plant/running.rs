@@ -94,6 +94,12 @@ impl Running {
         }
     }
 
+    /// The prefix cache was emptied: what was remembered with its pages is gone as well.
+    pub(crate) fn forget_pages(&mut self) {
+        self.stale.clear();
+        self.first.clear();
+    }
+
     /// A page gets its first token. Every so-many-th reuse goes wrong.
     fn reuse(&mut self, page: PageId, used: bool, cache: &LatentCache) {
         self.stale.remove(&page);
@@ -182,6 +188,10 @@ impl Running {
         if self.plant == Plant::PrefillOver64Garbage && output.len() > right {
             output[right..].fill(0.0);
         }
+        let multiple = output.len() / hidden.max(1) % (self.dose.strength as usize).max(1) == 0;
+        if self.plant == Plant::GemmZerosAtSizes && multiple {
+            output.fill(0.0);
+        }
         if self.plant == Plant::PromptsTogether {
             for rows in &self.later_prompts {
                 if let Some(output) = output.get_mut(rows.start * hidden..rows.end * hidden) {
@@ -195,6 +205,8 @@ impl Running {
     pub(crate) fn after(&mut self, spans: &[Span<'_>], cache: &mut LatentCache, hidden: &mut [f32]) {
         match self.plant {
             Plant::NanAfterNRequests if self.requests > self.dose.onset => hidden.fill(f32::NAN),
+            // The norm of nothing is nothing, and so is every logit.
+            Plant::NanSanitized if self.requests > self.dose.onset => hidden.fill(0.0),
             Plant::KvScaleMissingOnRead => {
                 self.rewrite(spans, cache, |dose, _, _| Some(dose.strength as f32));
             }

@@ -42,6 +42,14 @@ pub(super) fn change(plant: Plant, dose: &Dose, config: &Config, weights: &mut W
             *nvfp4.scales = nvfp4.scales.iter().map(fold).collect::<Vec<u8>>().into();
             *nvfp4.global = 1.0;
         }),
+        Plant::Nvfp4GlobalScaleLeftOut => {
+            on_nvfp4(weights, dose, |nvfp4| *nvfp4.global = nvfp4.global.powf(dose.strength as f32))
+        }
+        Plant::ExpertsOfFirstRankAlone => on_experts(weights, dose, |experts| {
+            let own = experts.routed.len().div_ceil(dose.strength.max(1.0) as usize);
+            experts.routed.iter_mut().skip(own).for_each(|mlp| clear(&mut mlp.down));
+            own < experts.routed.len()
+        }),
         Plant::KvBShardOrder => kv_b_shards(dose, config, weights),
         _ => true,
     }
@@ -118,6 +126,11 @@ fn requantize(matrix: &mut Matrix, group: usize) {
         bytes.extend(row.iter().flat_map(|x| x.to_le_bytes()));
     }
     matrix.packed = Packed::F32(bytes.into());
+}
+
+/// All zeros.
+fn clear(matrix: &mut Matrix) {
+    matrix.packed = Packed::F32(vec![0; matrix.rows * matrix.cols * 4].into());
 }
 
 /// Every rank of a group holds `heads / ranks` heads; here each gets the next rank's.
