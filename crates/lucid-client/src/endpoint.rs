@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::http::{self, Http};
 use crate::{
     AnswerMessage, ApiKey, BaseUrl, ChatAnswer, ChatRequest, CompletionAnswer, CompletionRequest, Dialect,
-    Error, Exchange, Message, Reply, ScoredToken, SseParser, StreamedChat, logprobs,
+    Error, Exchange, Message, Reply, RoutedExperts, ScoredToken, SseParser, StreamedChat, logprobs,
 };
 
 /// Limits and names for one endpoint.
@@ -226,18 +226,24 @@ impl Endpoint {
     }
 
     /// Completes token ids and returns the log-probabilities of the answer and, where the dialect has them, of the
-    /// prompt: `(scores of prompt tokens 1.., scores of generated tokens)`, the latter named by id where possible.
+    /// prompt: `(scores of prompt tokens 1.., scores of generated tokens)`, the latter named by id where possible. With `past_end` the answer
+    /// goes on where the model would have ended it.
     pub fn score_tokens(
         &self,
         prompt: &[u32],
         max_tokens: u32,
         top: u32,
+        past_end: bool,
     ) -> Reply<(Vec<ScoredToken>, Vec<ScoredToken>)> {
         let capabilities = self.dialect().capabilities();
         let top = top.min(capabilities.max_logprobs);
         let mut request = CompletionRequest::greedy(crate::Prompt::Tokens(prompt.to_vec()), max_tokens);
         request.logprobs = Some(top);
         request.extra = self.dialect().scoring_fields(top);
+        if past_end {
+            // All of them have this one.
+            request.extra.insert("ignore_eos".into(), true.into());
+        }
         self.complete(&request).and_then(|exchange, answer| {
             let choice = answer.choices.first().ok_or_else(|| shape(exchange, "`choices` is empty"))?;
             let generated =
@@ -249,6 +255,29 @@ impl Endpoint {
                 _ => Vec::new(),
             };
             Ok((of_prompt, generated))
+        })
+    }
+
+    /// The experts that the tokens of a prompt went to, of a model with so many layers and so many experts a token. `None` if the server
+    /// doesn't tell: vLLM (0.32), SGLang and Lucid do where they were started with `--enable-return-routed-experts`.
+    pub fn routed_experts(
+        &self,
+        prompt: &[u32],
+        layers: usize,
+        top_k: usize,
+    ) -> Reply<Option<RoutedExperts>> {
+        let mut request = CompletionRequest::greedy(crate::Prompt::Tokens(prompt.to_vec()), 1);
+        // vLLM returns them unasked.
+        request.extra.insert("return_routed_experts".into(), true.into());
+        self.complete(&request).and_then(|exchange, answer| {
+            let of_choice = answer.choices.first().and_then(|choice| choice.extra.get("routed_experts"));
+            let of_answer = answer.extra.get("sglext").and_then(|more| more.get("routed_experts"));
+            let read = match (of_choice.and_then(Value::as_str), of_answer.and_then(Value::as_str)) {
+                (Some(text), _) => RoutedExperts::from_npy(text),
+                (None, Some(text)) => RoutedExperts::from_numbers(text, layers, top_k),
+                (None, None) => return Ok(None),
+            };
+            read.map(Some).map_err(|reason| shape(exchange, &format!("`routed_experts`: {reason}")))
         })
     }
 

@@ -22,6 +22,7 @@ mod error;
 mod exchange;
 mod http;
 mod logprobs;
+mod routes;
 mod secret;
 mod stream;
 
@@ -33,5 +34,6 @@ pub use endpoint::{Endpoint, EndpointOptions, ServerInfo};
 pub use error::Error;
 pub use exchange::{Exchange, Reply};
 pub use logprobs::{ScoredToken, TokenName};
+pub use routes::RoutedExperts;
 pub use secret::ApiKey;
 pub use stream::{Frame, SseParser, StreamedChat};

@@ -104,7 +104,7 @@ fn vllm_scores_prompt_and_answer() {
     let server = Server::replay(recorded("vllm-0.32.json"));
     // The recording gave its prompt as text; these are its ids.
     let prompt = [3843, 291, 3857, 2309, 3842];
-    let reply = connect(&server).score_tokens(&prompt, 4, 2);
+    let reply = connect(&server).score_tokens(&prompt, 4, 2, false);
     let (of_prompt, generated) = reply.outcome.unwrap();
     assert_eq!(of_prompt.len() + 1, prompt.len());
     assert!(of_prompt.iter().zip(&prompt[1..]).all(|(scored, id)| scored.token == TokenName::Id(*id)));

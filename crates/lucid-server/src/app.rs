@@ -38,6 +38,7 @@ pub(crate) struct Inner {
     pub(crate) plant: Option<Plant>,
     pub(crate) act: Act,
     pub(crate) guise: Option<Guise>,
+    pub(crate) dev_mode: bool,
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
     request_ids: RequestIds,
@@ -87,7 +88,8 @@ impl App {
         checkpoint: &Checkpoint,
         options: ServerOptions,
     ) -> App {
-        let ServerOptions { model_name, plant, plant_seed, guise, limits } = options;
+        let ServerOptions { model_name, plant, plant_seed, guise, return_routed_experts, dev_mode, limits } =
+            options;
         let generation = checkpoint.generation();
         let config_eos = &checkpoint.config().eos_token_ids;
         let mut eos: Vec<TokenId> = config_eos.iter().chain(&generation.eos_token_ids).copied().collect();
@@ -102,6 +104,8 @@ impl App {
             defaults: generation.clone(),
             max_n: limits.n,
             max_prompts: limits.prompts,
+            // Where their forms are worn, nobody would look for this one.
+            tells_routes: return_routed_experts && !matches!(guise, Some(Guise::Sglang | Guise::LlamaCpp)),
         };
         let inner = Inner {
             primary_eos: config_eos.first().or(generation.eos_token_ids.first()).copied(),
@@ -117,6 +121,7 @@ impl App {
             plant,
             act: Act::new(plant, plant_seed),
             guise,
+            dev_mode,
             limits,
             request_ids: RequestIds::default(),
         };

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lucid_engine::{Event, Finish, Request, RequestId, TokenLogprobs};
+use lucid_engine::{Event, Finish, Request, RequestId, Routes, TokenLogprobs};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::app::Inner;
@@ -37,6 +37,8 @@ pub(crate) enum Step {
     /// The prompt was read; log-probabilities if they were asked for.
     Prompt(Option<Vec<Option<TokenLogprobs>>>),
     Token(TokenText),
+    /// Which experts the tokens went to, if that was asked for.
+    Routes(Routes),
     End {
         rest: String,
         ending: Ending,
@@ -195,6 +197,7 @@ impl Generation {
                     self.app.engine.cancel(answer.engine_id);
                 }
             }
+            Event::Routes(routes) => self.updates.push_back(Update { index, step: Step::Routes(routes) }),
             Event::Finished(Finish::Stop(token)) => answer.choice.finish(Some(token), &mut changes),
             Event::Finished(Finish::Length) => answer.choice.finish(None, &mut changes),
             Event::Finished(Finish::Cancelled) => {

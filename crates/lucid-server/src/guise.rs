@@ -23,6 +23,25 @@ pub enum Guise {
 }
 
 impl Guise {
+    /// Every surface that can be worn.
+    pub const ALL: [Guise; 3] = [Guise::Vllm, Guise::Sglang, Guise::LlamaCpp];
+
+    /// Its name on the command line and in outcomes.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Guise::Vllm => "vllm",
+            Guise::Sglang => "sglang",
+            Guise::LlamaCpp => "llama-cpp",
+        }
+    }
+
+    /// The surface of that name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Guise> {
+        Guise::ALL.into_iter().find(|guise| guise.name() == name)
+    }
+
     /// `owned_by` in `/v1/models`, by which each server names itself.
     pub(crate) fn owned_by(self) -> &'static str {
         match self {
@@ -35,7 +54,9 @@ impl Guise {
     /// Whether that server has nothing at a path where this one has.
     fn hides(self, path: &str) -> bool {
         match self {
-            Guise::Vllm => path == "/server_info",
+            Guise::Vllm => matches!(path, "/server_info" | "/flush_cache"),
+            Guise::Sglang if path == "/reset_prefix_cache" => true,
+            Guise::LlamaCpp if matches!(path, "/reset_prefix_cache" | "/flush_cache") => true,
             Guise::Sglang | Guise::LlamaCpp => {
                 matches!(path, "/server_info" | "/version" | "/tokenize" | "/detokenize")
             }
@@ -61,7 +82,8 @@ mod tests {
 
     #[test]
     fn only_what_that_server_lacks_is_hidden() {
-        for guise in [Guise::Vllm, Guise::Sglang, Guise::LlamaCpp] {
+        for guise in Guise::ALL {
+            assert_eq!(Guise::from_name(guise.name()), Some(guise));
             assert!(guise.hides("/server_info"), "{guise:?}: nobody else declares its arithmetic");
             assert!(
                 !guise.hides("/v1/models")
@@ -70,6 +92,8 @@ mod tests {
             );
         }
         assert!(!Guise::Vllm.hides("/tokenize") && Guise::Sglang.hides("/tokenize"));
+        assert!(Guise::Vllm.hides("/flush_cache") && !Guise::Vllm.hides("/reset_prefix_cache"));
+        assert!(Guise::Sglang.hides("/reset_prefix_cache") && !Guise::Sglang.hides("/flush_cache"));
         assert_ne!(Guise::Vllm.owned_by(), Guise::Sglang.owned_by());
     }
 }

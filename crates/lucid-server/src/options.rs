@@ -16,6 +16,10 @@ pub struct ServerOptions {
     pub plant_seed: Option<u64>,
     /// Another server's surface, for drills.
     pub guise: Option<Guise>,
+    /// Requests may ask where their tokens went (`return_routed_experts`). Those that do begin with nothing from the prefix cache.
+    pub return_routed_experts: bool,
+    /// Whoever reaches the server may empty its prefix cache.
+    pub dev_mode: bool,
     /// Bounds of what clients may ask for.
     pub limits: Limits,
 }
@@ -29,6 +33,8 @@ impl ServerOptions {
             plant: None,
             plant_seed: None,
             guise: None,
+            return_routed_experts: false,
+            dev_mode: false,
             limits: Limits::default(),
         }
     }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use lucid_engine::Device;
+use lucid_server::Guise;
 
 /// Serves DeepSeek-V3-family models (Kimi-K2, DeepSeek-V3, GLM-5), and proves that what is being served is the model.
 ///
@@ -145,6 +146,12 @@ pub struct Serve {
     /// How to compute
     #[command(flatten)]
     pub engine: EngineArguments,
+    /// Let requests ask which experts their tokens went to (`return_routed_experts`)
+    #[arg(long)]
+    pub enable_return_routed_experts: bool,
+    /// Let anybody empty the prefix cache (POST /reset_prefix_cache), as vLLM does with `VLLM_SERVER_DEV_MODE=1`
+    #[arg(long)]
+    pub server_dev_mode: bool,
     /// Make a known mistake on purpose (see `lucid drill --list`)
     #[arg(long, value_name = "FAULT", requires = "i_know_this_breaks_the_model")]
     pub plant: Option<String>,
@@ -422,6 +429,12 @@ pub struct Drill {
     /// Only faults that the doctor knows, each unknown to it: what does it say of mistakes that nobody has thought of?
     #[arg(long)]
     pub forget: bool,
+    /// Let the doctor run the test that its first cause names, as `lucid doctor --deep` does
+    #[arg(long)]
+    pub deep: bool,
+    /// Reduce what the patient tells to what another server tells: vllm, sglang or llama-cpp
+    #[arg(long, value_name = "SERVER", value_parser = guise)]
+    pub guise: Option<Guise>,
     /// Add every outcome to this file as it comes, one JSON object a line; what it holds already is not run again
     #[arg(long, value_name = "FILE")]
     pub outcomes: Option<PathBuf>,
@@ -519,6 +532,14 @@ pub struct Demo {
     /// The fault to plant
     #[arg(long, value_name = "FAULT", default_value = "rope-half-split")]
     pub plant: String,
+}
+
+/// A server's surface by its name.
+fn guise(name: &str) -> Result<Guise, String> {
+    Guise::from_name(name).ok_or_else(|| {
+        let names: Vec<&str> = Guise::ALL.into_iter().map(Guise::name).collect();
+        format!("it must be one of {}", names.join(", "))
+    })
 }
 
 #[cfg(test)]

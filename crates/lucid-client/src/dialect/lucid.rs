@@ -11,7 +11,8 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     chat_logprobs: true,
     tokenize_messages: true,
     max_logprobs: 20,
-    flush: None,
+    // Where it was started with `--server-dev-mode`.
+    flush: Some("/reset_prefix_cache"),
     reasoning_field: "reasoning",
 };
 

@@ -61,6 +61,7 @@ impl Chat {
                 logprobs: self.request.logprobs,
                 // The same for every answer: once is enough.
                 prompt_logprobs: common.prompt_logprobs.filter(|_| index == 0),
+                routes: common.routes,
             },
             reading: Reading {
                 skip_special_tokens: common.skip_special_tokens,

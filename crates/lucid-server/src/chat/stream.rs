@@ -145,6 +145,8 @@ impl EventSource for ChatStream {
         let Some(update) = self.generation.next().await else { return Ok(false) };
         let update = update?;
         match update.step {
+            // Not asked for in streams.
+            Step::Routes(_) => {}
             Step::Prompt(_) => self.role(update.index, events),
             Step::Token(token) => self.token(update.index, &token, events),
             Step::End { rest, ending } => self.end(update.index, &rest, ending, events),

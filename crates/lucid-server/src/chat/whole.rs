@@ -10,6 +10,7 @@ use crate::protocol::chat::{ChatChoice, ChatResponse, Message};
 use crate::protocol::error::ApiError;
 use crate::protocol::finish::Ending;
 use crate::protocol::logprobs::{ChatEntry, ChatLogprobs, TokenNames, prompt_logprobs};
+use crate::protocol::routes::base64_npy;
 use crate::protocol::usage::Counts;
 
 struct Answer {
@@ -18,6 +19,7 @@ struct Answer {
     token_ids: Vec<TokenId>,
     logprobs: ChatLogprobs,
     ending: Option<Ending>,
+    routes: Option<String>,
 }
 
 /// Waits for all answers and puts the response together.
@@ -34,6 +36,7 @@ pub(crate) async fn collect<'a>(
             token_ids: Vec::new(),
             logprobs: ChatLogprobs::default(),
             ending: None,
+            routes: None,
         })
         .collect();
     let mut of_prompt = None;
@@ -51,6 +54,7 @@ pub(crate) async fn collect<'a>(
                     .content
                     .extend(token.logprobs.iter().map(|entry| ChatEntry::new(entry, names)));
             }
+            Step::Routes(routes) => answer.routes = Some(base64_npy(&routes)),
             Step::End { rest, mut ending } => {
                 answer.pieces.extend(answer.reader.end(&rest, &mut ending));
                 answer.ending = Some(ending);
@@ -72,7 +76,7 @@ pub(crate) async fn collect<'a>(
             finish_reason: ending.reason,
             stop_reason: ending.stop,
             token_ids: common.return_token_ids.then_some(answer.token_ids),
-            routed_experts: (),
+            routed_experts: answer.routes,
         })
     };
     Ok(ChatResponse {

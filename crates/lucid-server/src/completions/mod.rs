@@ -73,6 +73,7 @@ impl Completions {
                     stop_tokens: stop_tokens.clone(),
                     logprobs: self.request.logprobs,
                     prompt_logprobs: self.prompt_logprobs(),
+                    routes: common.routes,
                 },
                 reading: Reading {
                     skip_special_tokens: common.skip_special_tokens,

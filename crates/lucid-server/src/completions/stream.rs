@@ -117,6 +117,8 @@ impl EventSource for CompletionsStream {
                 streamed.answer.token(&self.of, &token);
                 self.flush(update.index, events);
             }
+            // Not asked for in streams.
+            Step::Routes(_) => {}
             Step::End { rest, ending } => {
                 streamed.answer.text.push_str(&rest);
                 self.end(update.index, ending, events);

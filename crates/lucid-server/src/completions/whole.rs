@@ -7,6 +7,7 @@ use crate::protocol::completions::{CompletionsChoice, CompletionsResponse};
 use crate::protocol::error::ApiError;
 use crate::protocol::finish::Ending;
 use crate::protocol::logprobs::{PromptLogprobs, prompt_logprobs};
+use crate::protocol::routes::base64_npy;
 use crate::protocol::usage::Counts;
 
 #[derive(Default)]
@@ -14,6 +15,7 @@ struct Whole {
     answer: Answer,
     prompt_logprobs: Option<PromptLogprobs>,
     ending: Option<Ending>,
+    routes: Option<String>,
 }
 
 /// Waits for all answers and puts the response together.
@@ -31,6 +33,7 @@ pub(crate) async fn collect<'a>(
                 whole.prompt_logprobs = entries.map(|entries| prompt_logprobs(&entries, &of.app.tokenizer));
             }
             Step::Token(token) => whole.answer.token(of, &token),
+            Step::Routes(routes) => whole.routes = Some(base64_npy(&routes)),
             Step::End { rest, ending } => {
                 whole.answer.text.push_str(&rest);
                 whole.ending = Some(ending);
@@ -74,7 +77,7 @@ fn choice(of: &Completions, index: usize, mut whole: Whole) -> Option<Completion
         token_ids: ids.then_some(whole.answer.token_ids),
         prompt_logprobs: whole.prompt_logprobs,
         prompt_token_ids: ids.then(|| prompt.tokens.clone()),
-        routed_experts: (),
+        routed_experts: whole.routes,
         prompt_text: of.request.return_prompt_text.then(|| prompt.text.clone()),
     })
 }

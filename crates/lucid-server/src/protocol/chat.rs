@@ -35,7 +35,8 @@ pub(crate) struct ChatChoice {
     pub(crate) finish_reason: FinishReason,
     pub(crate) stop_reason: Option<StopReason>,
     pub(crate) token_ids: Option<Vec<TokenId>>,
-    pub(crate) routed_experts: (),
+    /// `[tokens - 1, layers, experts per token]` as the base64 of a NumPy file, if it was asked for.
+    pub(crate) routed_experts: Option<String>,
 }
 
 /// The reasoning stands under both of its names: vLLM's and that of SGLang and DeepSeek.

@@ -33,7 +33,8 @@ pub(crate) struct CompletionsChoice {
     pub(crate) token_ids: Option<Vec<TokenId>>,
     pub(crate) prompt_logprobs: Option<PromptLogprobs>,
     pub(crate) prompt_token_ids: Option<Vec<TokenId>>,
-    pub(crate) routed_experts: (),
+    /// `[tokens - 1, layers, experts per token]` as the base64 of a NumPy file, if it was asked for.
+    pub(crate) routed_experts: Option<String>,
     /// Only where it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) prompt_text: Option<String>,

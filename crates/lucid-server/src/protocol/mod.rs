@@ -7,5 +7,6 @@ pub(crate) mod error;
 pub(crate) mod finish;
 pub(crate) mod logprobs;
 pub(crate) mod models;
+pub(crate) mod routes;
 pub(crate) mod tokenize;
 pub(crate) mod usage;

@@ -6,6 +6,7 @@ mod completions;
 mod health;
 mod metrics;
 mod models;
+mod prefix_cache;
 mod tokenize;
 
 use axum::Router;
@@ -21,7 +22,8 @@ use crate::protocol::error::ApiError;
 pub(crate) fn router(app: App) -> Router {
     let body_limit = DefaultBodyLimit::max(app.inner.limits.body_bytes);
     let (guise, positions) = (app.inner.guise, app.inner.facts.max_model_len);
-    let router = Router::new()
+    let dev_mode = app.inner.dev_mode;
+    let mut router = Router::new()
         .route("/health", get(health::health))
         .route("/ping", get(health::health).post(health::health))
         .route("/version", get(models::version))
@@ -31,7 +33,14 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/completions", post(completions::completions))
         .route("/tokenize", post(tokenize::tokenize))
-        .route("/detokenize", post(tokenize::detokenize))
+        .route("/detokenize", post(tokenize::detokenize));
+    if dev_mode {
+        // vLLM's name for it, and SGLang's.
+        router = router
+            .route("/reset_prefix_cache", post(prefix_cache::reset))
+            .route("/flush_cache", post(prefix_cache::reset));
+    }
+    let router = router
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(body_limit)

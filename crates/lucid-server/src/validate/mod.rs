@@ -29,6 +29,8 @@ pub(crate) struct ModelFacts {
     pub(crate) max_n: usize,
     /// Prompts in one completions request.
     pub(crate) max_prompts: usize,
+    /// Whether requests may ask where their tokens went.
+    pub(crate) tells_routes: bool,
 }
 
 impl ModelFacts {
@@ -93,6 +95,7 @@ pub(crate) fn test_facts() -> ModelFacts {
         defaults: Generation { temperature: Some(0.6), top_p: Some(0.95), ..Generation::default() },
         max_n: 16,
         max_prompts: 8,
+        tells_routes: false,
     }
 }
 

@@ -36,6 +36,8 @@ pub(crate) struct Common {
     pub(crate) return_token_ids: bool,
     /// Tokens in log-probabilities are written as `token_id:N`.
     pub(crate) tokens_as_ids: bool,
+    /// Say which experts the tokens went to.
+    pub(crate) routes: bool,
     /// `None`: one answer at the end.
     pub(crate) stream: Option<StreamOptions>,
 }
@@ -59,6 +61,14 @@ impl Common {
                 "prompt_logprobs cannot be streamed: leave out `stream`",
             ));
         }
+        // Without the server's flag nothing is returned, as with SGLang and vLLM.
+        let routes = fields.boolean("return_routed_experts")?.unwrap_or(false) && model.tells_routes;
+        if stream.is_some() && routes {
+            return Err(ApiError::field(
+                "return_routed_experts",
+                "return_routed_experts cannot be streamed: leave out `stream`",
+            ));
+        }
         Ok(Common {
             n: fields.count("n", 1..=i64::try_from(model.max_n).unwrap_or(i64::MAX))?.unwrap_or(1),
             sampling: sampling(fields, model)?,
@@ -71,6 +81,7 @@ impl Common {
             prompt_logprobs,
             return_token_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
             tokens_as_ids: fields.boolean("return_tokens_as_token_ids")?.unwrap_or(false),
+            routes,
             stream,
         })
     }

@@ -41,6 +41,14 @@ pub fn app_of(folder: &Path, plant: Option<Plant>, limits: Limits, engine: &Engi
     (App::new(engine.clone(), tokenizer, template, &checkpoint, options), engine)
 }
 
+/// A server for developers: its cache can be emptied, and it tells where tokens go.
+pub fn talkative() -> RunningServer {
+    let files = Files::open(&canary()).unwrap();
+    let mut options = ServerOptions::new("canary");
+    (options.return_routed_experts, options.dev_mode) = (true, true);
+    spawn("127.0.0.1:0", App::load(&files, &EngineOptions::default(), options).unwrap()).unwrap()
+}
+
 /// A file of `tests/data`.
 pub fn data(name: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name);

@@ -6,6 +6,7 @@
 
 mod broken_model;
 mod concurrency;
+mod development;
 mod errors;
 mod fixture;
 mod generation;

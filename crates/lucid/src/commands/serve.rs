@@ -23,6 +23,8 @@ pub fn run(arguments: &Serve) -> Result<ExitCode> {
     let mut server_options = ServerOptions::new(&name);
     server_options.plant = plant;
     server_options.plant_seed = arguments.plant_seed;
+    server_options.return_routed_experts = arguments.enable_return_routed_experts;
+    server_options.dev_mode = arguments.server_dev_mode;
     let files = model::files(path)?;
     let root = files.root();
     options.world = model::world(&arguments.engine)?;
