@@ -221,12 +221,7 @@ fn assemble(
 ) -> Report {
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let verdict = verdict(&findings, &checks, &evidence.obstacles, subject.endpoint.is_some());
-    let mut ranking = causes::rank(&findings, symptom);
-    let second = causes::second(&findings, &ranking.causes);
-    // Told once, with the share that it has of the errors that the first leaves.
-    for cause in &mut ranking.causes {
-        cause.also &= second.as_ref().is_none_or(|second| second.id != cause.id);
-    }
+    let ranking = causes::rank(&findings, symptom);
     Report {
         schema: SCHEMA,
         lucid: env!("CARGO_PKG_VERSION").to_owned(),
@@ -237,7 +232,6 @@ fn assemble(
         obstacles: evidence.obstacles,
         causes: ranking.causes,
         something_else: ranking.something_else,
-        second,
         findings,
         checks,
         cost: evidence.cost,

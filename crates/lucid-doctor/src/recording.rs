@@ -86,7 +86,7 @@ fn passage(
         },
     };
     let (of_prompt, generated) =
-        endpoint.score_tokens(&prompt, GENERATED, TOP).outcome.map_err(|error| error.to_string())?;
+        endpoint.score_tokens(&prompt, GENERATED, TOP, false).outcome.map_err(|error| error.to_string())?;
     let id = |name: &lucid_client::TokenName| match (name, reference) {
         (lucid_client::TokenName::Id(id), _) => Some(lucid_checkpoint::TokenId(*id)),
         (name, Some(reference)) => reference.id(name),

@@ -1,15 +1,12 @@
 //! Ranks the causes by the findings for and against them.
 
 mod beside;
-mod second;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::knowledge::{CauseEntry, LearnedWeight, causes, learned};
 use crate::report::{Cause, Finding, Remedy, Severity};
 use crate::subject::Symptom;
-
-pub use second::second;
 
 /// The ranked causes, and the probability of none of them.
 #[derive(Clone, Debug, PartialEq)]
@@ -98,9 +95,11 @@ fn rank_with(findings: &[Finding], symptom: Option<Symptom>, learned: &[LearnedW
     }
     scored.sort_by(|a, b| b.score.total_cmp(&a.score));
     if let Some((first, others)) = scored.split_first_mut() {
-        others
-            .iter_mut()
-            .for_each(|other| other.also = beside::is_fault_beside(&first.cause.id, other.cause, findings));
+        let left = beside::of_the_other_kind(findings, first.cause, &first.supported_by);
+        for other in others {
+            other.also = left.as_deref() == Some(other.cause.id.as_str())
+                || beside::is_accused_alone(&first.cause.id, other.cause, findings);
+        }
     }
     let total = scored.iter().map(|scored| scored.score.exp()).sum::<f64>() + table.something_else.exp();
     let listed = scored

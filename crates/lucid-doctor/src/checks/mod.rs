@@ -70,6 +70,7 @@ pub(crate) fn registry() -> Vec<Box<dyn Check>> {
         Box::new(endpoint::Determinism),
         Box::new(reference::PromptTokens),
         Box::new(reference::Logprobs),
+        Box::new(reference::Routes),
         Box::new(reference::Hypotheses),
         Box::new(endpoint::MultiTurn),
         Box::new(endpoint::ColdWarm),

@@ -1,7 +1,7 @@
 //! What a check may do: read the evidence, and ask for more of it through the client and the reference.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::Instant;
 
 use lucid_checkpoint::TokenId;
@@ -154,8 +154,8 @@ impl Examination<'_> {
             .unwrap_or_else(|| Err("no answer".to_owned()))
     }
 
-    /// The same for several requests, of which `together` are under way at any time. The answers come in the order of the
-    /// requests.
+    /// The same for several requests, of which `together` are under way at any time; the first of them begin at the same moment, so that
+    /// a server can read their prompts together. The answers come in the order of the requests.
     ///
     /// # Errors
     /// The server stalls.
@@ -170,9 +170,12 @@ impl Examination<'_> {
         }
         let next = AtomicUsize::new(0);
         let replies = Mutex::new(Vec::with_capacity(requests.len()));
+        let together = together.clamp(1, MOST_TOGETHER).min(requests.len());
+        let start = Barrier::new(together);
         std::thread::scope(|scope| {
-            for _ in 0..together.clamp(1, MOST_TOGETHER).min(requests.len()) {
+            for _ in 0..together {
                 scope.spawn(|| {
+                    start.wait();
                     while let Some((i, request)) = {
                         let i = next.fetch_add(1, Ordering::Relaxed);
                         requests.get(i).map(|request| (i, request))

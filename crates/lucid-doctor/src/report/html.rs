@@ -43,7 +43,6 @@ pub fn render(report: &Report) -> Result<String, minijinja::Error> {
         "divergence": report.divergence.as_ref().map(headline),
         "chart": report.divergence.as_ref().map(Chart::new),
         "shares": report.causes.iter().map(|cause| percent(cause.probability)).collect::<Vec<_>>(),
-        "second_share": report.second.as_ref().map(|cause| percent(cause.probability)),
         "unlikely": report.causes.iter().skip(1).filter(|cause| cause.probability < 0.02 && !cause.also).collect::<Vec<_>>(),
         "benign": report.causes.iter().all(|cause| cause.benign),
         "something_else": percent(report.something_else),
@@ -98,7 +97,10 @@ mod tests {
 
 fn verdict(report: &Report) -> Value {
     let reason = match (report.verdict, report.top_cause()) {
-        (Verdict::Faulty, Some(cause)) => format!("{} ({})", cause.title, percent(cause.probability)),
+        (Verdict::Faulty, Some(cause)) => {
+            // The share stays in one piece.
+            format!("{} ({})", cause.title, percent(cause.probability).replace(' ', "\u{a0}"))
+        }
         (Verdict::Faulty, None) => "Something is wrong, and no single cause stands out".to_owned(),
         (Verdict::Healthy, _) => healthy_reason(report),
         (Verdict::Undecided, _) => "The examination could not come to a verdict".to_owned(),

@@ -35,9 +35,6 @@ pub struct Report {
     pub causes: Vec<Cause>,
     /// Probability that none of `causes` is right; 0 when there is nothing to explain.
     pub something_else: f64,
-    /// A second fault: what explains the errors that the first of `causes` does not, of those alone.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub second: Option<Cause>,
     /// All findings, the severest first.
     pub findings: Vec<Finding>,
     /// All checks, those that were skipped too.

@@ -150,17 +150,11 @@ impl Page {
             .causes
             .iter()
             .enumerate()
-            .filter(|(number, cause)| *number == 0 || cause.probability >= 0.02);
+            .filter(|(number, cause)| *number == 0 || (cause.probability >= 0.02 && !cause.also));
         for (number, cause) in likely.take(4) {
             self.cause(number + 1, cause);
         }
         self.line(&format!("  {:>6}  something else", percent(report.something_else)));
-        if let Some(cause) = &report.second {
-            self.line("");
-            self.wrapped("  ", "And a second fault, that the first does not explain:");
-            self.cause(1, cause);
-            self.wrapped("          ", &cause.remedy.text);
-        }
         // What the symptom could be as well, and what clears it.
         let unlikely: Vec<&Cause> =
             report.causes.iter().skip(1).filter(|cause| cause.probability < 0.02 && !cause.also).collect();

@@ -75,7 +75,6 @@ fn report() -> Report {
         obstacles: Vec::new(),
         causes: ranking.causes,
         something_else: ranking.something_else,
-        second: None,
         findings,
         checks: vec![
             check("endpoint.liveness", CheckOutcome::Passed, "vLLM 0.32.0 answers", None),

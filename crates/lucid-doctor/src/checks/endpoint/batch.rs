@@ -1,5 +1,8 @@
 //! Alone, and among neighbours.
 //!
+//! All of a company begin at the same moment, twice over, so that most of their prompts are read together: what is wrong with prompts that
+//! share a step shows there, and who comes first is another one each time.
+//!
 //! Every neighbour carries a secret of its own. A question gets the same answer in any company, and nobody's secret shows up
 //! in somebody else's answer.
 
@@ -19,14 +22,14 @@ pub(crate) struct Batch;
 /// Tokens of an answer.
 const ANSWER: u32 = 32;
 /// Questions whose answers are compared.
-const QUESTIONS: usize = 3;
+const QUESTIONS: usize = 6;
 
 /// Sizes of the company by depth.
 fn companies(depth: Depth) -> &'static [usize] {
     match depth {
-        Depth::Quick => &[8],
-        Depth::Standard => &[4, 16],
-        Depth::Thorough => &[4, 16, 64],
+        Depth::Quick => &[8, 8],
+        Depth::Standard => &[8, 16, 16],
+        Depth::Thorough => &[8, 16, 64, 64],
     }
 }
 
@@ -44,7 +47,7 @@ impl Check for Batch {
     }
 
     fn cost(&self) -> TypicalCost {
-        TypicalCost { requests: 23, tokens: 3_000 }
+        TypicalCost { requests: 46, tokens: 5_000 }
     }
 
     fn run(&self, examination: &mut Examination<'_>) -> Result<Examined, Skip> {
@@ -69,18 +72,24 @@ impl Check for Batch {
             examination.step(number, companies(examination.depth).len(), &format!("{size} at a time"));
             let secrets: Vec<Needle> =
                 (0..size.saturating_sub(QUESTIONS)).map(|i| needle_prompt(i % 5, 2, &mut random)).collect();
-            // Questions between their neighbours, so that they begin when the batch is full.
-            let mut requests: Vec<ChatRequest> =
-                secrets.iter().map(|needle| greedy(needle.messages.clone(), ANSWER)).collect();
-            let place = requests.len() / 2;
-            requests.splice(place..place, questions.iter().cloned());
+            let mut company: Vec<Member> = (0..QUESTIONS)
+                .map(Member::Question)
+                .chain((0..secrets.len()).map(Member::Neighbour))
+                .collect();
+            random.shuffle(&mut company);
+            let request = |member: &Member| match *member {
+                Member::Question(i) => questions[i].clone(),
+                Member::Neighbour(i) => greedy(secrets[i].messages.clone(), ANSWER),
+            };
+            let requests: Vec<ChatRequest> = company.iter().map(request).collect();
             let answers = examination.samples(&endpoint, &requests, size)?;
-            for (i, answer) in answers.into_iter().enumerate() {
+            for (member, answer) in company.into_iter().zip(answers) {
                 let Ok(answer) = answer else { continue };
-                let own = secrets.get(if i < place { i } else { i.wrapping_sub(QUESTIONS) });
-                let is_question = (place..place + QUESTIONS).contains(&i);
-                neighbours += usize::from(!is_question);
-                let mine = own.filter(|_| !is_question).map(|needle| needle.secret.as_str());
+                let mine = match member {
+                    Member::Question(_) => None,
+                    Member::Neighbour(i) => Some(secrets[i].secret.as_str()),
+                };
+                neighbours += usize::from(mine.is_some());
                 let foreign = secrets
                     .iter()
                     .map(|needle| needle.secret.as_str())
@@ -88,13 +97,15 @@ impl Check for Batch {
                 if foreign.is_some() {
                     leaks.push((answer.exchange, answer.text.clone()));
                 }
-                if is_question && let Some(Some(alone)) = alone.get(i - place) {
+                if let Member::Question(question) = member
+                    && let Some(Some(alone)) = alone.get(question)
+                {
                     let alike = alone.compare(&answer, exact);
-                    table.row(&[&size, &(i - place + 1), &alike.word()]);
+                    table.row(&[&size, &(question + 1), &alike.word()]);
                     pairs += 1;
                     ties += usize::from(matches!(alike, Alike::Tie { .. }));
                     if alike.is_different() {
-                        different.push((i - place, answer.exchange, alike));
+                        different.push((question, answer.exchange, alike));
                     }
                 }
             }
@@ -121,6 +132,15 @@ impl Check for Batch {
             ),
         })
     }
+}
+
+/// One of a company.
+#[derive(Clone, Copy)]
+enum Member {
+    /// The so-many-th question.
+    Question(usize),
+    /// Who holds the so-many-th secret.
+    Neighbour(usize),
 }
 
 /// Company makes longer steps. Where a number of tokens is known to be too many, that alone changes answers, and no neighbour does.

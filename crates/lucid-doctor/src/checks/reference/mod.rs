@@ -5,9 +5,11 @@ mod hypotheses;
 mod logprobs;
 mod places;
 mod prompt_tokens;
+mod routes;
 mod witness;
 
 pub(super) use hypotheses::Hypotheses;
 pub(super) use logprobs::Logprobs;
 pub(super) use prompt_tokens::PromptTokens;
+pub(super) use routes::Routes;
 pub(crate) use witness::prompts;

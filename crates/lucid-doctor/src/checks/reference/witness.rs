@@ -16,6 +16,11 @@ use crate::subject::Subject;
 const TOP: u32 = 5;
 /// Tokens to generate for each prompt.
 const GENERATED: u32 = 64;
+/// The first answers go on after their end, up to so many tokens: a cache that decays with the length of an answer is right for the first
+/// hundred (TensorRT-LLM #16916).
+const LONG: u32 = 160;
+/// How many do. One could be chance.
+const LONG_ANSWERS: usize = 2;
 /// Places of a recorded prompt at which a server that scores no prompts is asked for the next token.
 const PLACES: usize = 8;
 
@@ -81,7 +86,8 @@ impl<'a> Witness<'a> {
     ) -> Result<(Observed, PromptScore), String> {
         match (self, text) {
             (Witness::Computed(scorer), Text::Messages(messages)) => {
-                let observed = ask(examination, endpoint, messages)?;
+                let long = examination.evidence.observed.len() < LONG_ANSWERS;
+                let observed = ask(examination, endpoint, messages, long)?;
                 let score =
                     compare(scorer, &observed).map_err(|error| format!("the reference failed: {error}"))?;
                 Ok((observed, score))
@@ -129,17 +135,19 @@ fn ask(
     examination: &mut Examination<'_>,
     endpoint: &Endpoint,
     messages: &[Message],
+    long: bool,
 ) -> Result<Observed, String> {
     let reference = |examination: &Examination<'_>| {
         examination.reference.as_ref().map(|reference| (reference.prompt(messages), reference.max_len()))
     };
     let (prompt, max_len) = reference(examination).ok_or("the checkpoint can't be read")?;
     let prompt = prompt?;
-    if prompt.len() + GENERATED as usize > max_len {
+    let most = if long { LONG } else { GENERATED };
+    if prompt.len() + most as usize > max_len {
         return Err(format!("a prompt of {} tokens is too long for the reference", prompt.len()));
     }
     let (number, of_prompt, generated) = if endpoint.dialect().capabilities().token_prompts {
-        score(examination, endpoint, &prompt, GENERATED)?
+        score(examination, endpoint, &prompt, most, long)?
     } else {
         let request = ChatRequest {
             max_tokens: Some(GENERATED),
@@ -176,13 +184,13 @@ fn ask_passage(
     } else {
         (&passage.tokens[..passage.prompt], GENERATED.min(u32::try_from(answer).unwrap_or(GENERATED)))
     };
-    let (number, of_prompt, generated) = score(examination, endpoint, prompt, most)?;
+    let (number, of_prompt, generated) = score(examination, endpoint, prompt, most, false)?;
     let whole = observed(&|name| examination.id(name), prompt, &of_prompt, &generated, number);
     let mut compared = PromptScore::default();
     if of_prompt.is_empty() {
         for position in places_of(passage) {
             let beginning = &passage.tokens[..position];
-            let (number, _, next) = score(examination, endpoint, beginning, 1)?;
+            let (number, _, next) = score(examination, endpoint, beginning, 1, false)?;
             let next = observed(&|name| examination.id(name), beginning, &[], &next, number);
             compared.positions.extend(passage.compare(&next).positions);
         }
@@ -199,9 +207,10 @@ fn score(
     endpoint: &Endpoint,
     prompt: &[TokenId],
     generated: u32,
+    past_end: bool,
 ) -> Result<(usize, Vec<ScoredToken>, Vec<ScoredToken>), String> {
     let ids: Vec<u32> = prompt.iter().map(|id| id.0).collect();
-    let (number, outcome) = examination.take(endpoint.score_tokens(&ids, generated, TOP));
+    let (number, outcome) = examination.take(endpoint.score_tokens(&ids, generated, TOP, past_end));
     let (of_prompt, generated) = outcome.map_err(|error| error.to_string())?;
     Ok((number, of_prompt, generated))
 }

@@ -30,7 +30,7 @@ pub(super) fn look(check: &str, examination: &mut Examination<'_>, overall: f64)
     let mut scorer = examination.reference.as_ref()?.scorer_as(claim).ok()?;
     let (mut kl, mut beyond, mut exchange) = (Vec::new(), Vec::new(), 0);
     for token in tokens(examination) {
-        let (number, outcome) = examination.take(endpoint.score_tokens(&[token.0], 1, TOP));
+        let (number, outcome) = examination.take(endpoint.score_tokens(&[token.0], 1, TOP, false));
         let Ok((_, generated)) = outcome else { continue };
         let observed = observed(&|name| examination.id(name), &[token], &[], &generated, number);
         let Ok(score) = compare(&mut scorer, &observed) else { continue };
