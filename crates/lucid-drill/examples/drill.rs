@@ -1,5 +1,6 @@
 //! Scores the doctor without the command line: `drill MODEL_FOLDER quick|standard|thorough RUNS FIRST_SEED [CASE…]`; JSON to the
-//! standard output. `DRILL_REPORTS` names a folder for the report of every run (JSON and HTML), `DRILL_THREADS` the threads of server and reference.
+//! standard output. `DRILL_REPORTS` names a folder for the report of every run (JSON and HTML), `DRILL_THREADS` the threads of server and reference,
+//! `DRILL_GUISE` the server whose surface is worn; with `DRILL_DEEP` the doctor runs the test that its first cause names.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // it is a program
 
 use std::error::Error;
@@ -30,12 +31,20 @@ fn main() -> Result<(), Box<dyn Error>> {
             .collect::<Result<Vec<_>, _>>()?,
     };
     let threads = std::env::var("DRILL_THREADS").ok().map(|threads| threads.parse()).transpose()?;
+    let deep = std::env::var_os("DRILL_DEEP").is_some();
+    let guise = std::env::var("DRILL_GUISE").ok().and_then(|name| lucid_server::Guise::from_name(&name));
     let place = Place { threads, ..Place::default() };
     let mut outcomes = Vec::new();
     for case in cases {
         for seed in first..first + runs {
-            let (outcome, report) =
-                run_on(place, &files, "canary", case, Run { seed, depth, forget: false }, &mut |_| {})?;
+            let (outcome, report) = run_on(
+                place,
+                &files,
+                "canary",
+                case,
+                Run { seed, depth, forget: false, deep, guise },
+                &mut |_| {},
+            )?;
             if let Some(folder) = std::env::var_os("DRILL_REPORTS") {
                 let path = |kind| Path::new(&folder).join(format!("{}-{seed}.{kind}", case.name));
                 std::fs::write(path("json"), json::render(&report))?;

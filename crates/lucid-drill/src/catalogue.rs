@@ -347,17 +347,41 @@ pub const CATALOGUE: &[Case] = &[
         "attention-kernel",
         "every norm has another epsilon than the config's",
     ),
-    held_out(fault(
+    fault(
         "nvfp4-scales-folded",
         Plant::Engine(Engine::Nvfp4ScalesFolded),
         "quantization-loader",
         "NVFP4's global scale is folded into the coarse block scales",
-    )),
-    held_out(fault(
+    ),
+    fault(
+        "nvfp4-global-scale-left-out",
+        Plant::Engine(Engine::Nvfp4GlobalScaleLeftOut),
+        "quantization-loader",
+        "NVFP4's global scale is left out, or applied twice",
+    ),
+    fault(
         "prompts-together",
         Plant::Engine(Engine::PromptsTogether),
         "attention-kernel",
         "prompts that share a step with another one get no attention output in one layer",
+    ),
+    held_out(fault(
+        "nan-sanitized",
+        Plant::Engine(Engine::NanSanitized),
+        "nan-logits",
+        "after some requests every logit is NaN, and what hides that makes an even distribution of it",
+    )),
+    held_out(fault(
+        "gemm-zeros-at-sizes",
+        Plant::Engine(Engine::GemmZerosAtSizes),
+        "attention-kernel",
+        "in one layer, a matrix product is zero for some numbers of rows",
+    )),
+    held_out(fault(
+        "experts-of-first-rank-alone",
+        Plant::Engine(Engine::ExpertsOfFirstRankAlone),
+        "tp-sharding",
+        "only the experts of the first rank of a group answer",
     )),
     fault(
         "repeat-answered-empty",

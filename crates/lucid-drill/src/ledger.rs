@@ -119,10 +119,15 @@ mod tests {
         let first = Outcome { case: "healthy".to_owned(), ..outcome(None, Verdict::Healthy, &[]) };
         let mut ledger = Ledger::open(&path).unwrap();
         ledger.add(&first).unwrap();
-        let run = Run { seed: 1, depth: Depth::Standard, forget: false };
+        let run = Run { seed: 1, depth: Depth::Standard, forget: false, deep: false, guise: None };
         assert!(ledger.find(healthy, run).is_some());
-        for other in [Run { seed: 2, ..run }, Run { depth: Depth::Quick, ..run }, Run { forget: true, ..run }]
-        {
+        for other in [
+            Run { seed: 2, ..run },
+            Run { depth: Depth::Quick, ..run },
+            Run { forget: true, ..run },
+            Run { deep: true, ..run },
+            Run { guise: Some(lucid_server::Guise::Vllm), ..run },
+        ] {
             assert!(ledger.find(healthy, other).is_none());
         }
         drop(ledger);

@@ -3,6 +3,7 @@
 use lucid_doctor::{Depth, Finding, Report, Severity, Verdict};
 use serde::{Deserialize, Serialize};
 
+use crate::run::surface;
 use crate::{Case, Run};
 
 /// How one run ended: one line of a file of outcomes.
@@ -22,6 +23,9 @@ pub struct Outcome {
     pub expected: Option<String>,
     /// The doctor was not made with this fault in mind.
     pub held_out: bool,
+    /// The server whose surface was worn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guise: Option<String>,
     /// Files of a machine were examined, no server.
     pub machine: bool,
     /// The doctor's verdict.
@@ -78,6 +82,7 @@ impl Outcome {
             depth: run.depth,
             expected: case.cause.map(str::to_owned),
             held_out: case.held_out || run.forget,
+            guise: surface(case, run).map(|guise| guise.name().to_owned()),
             machine: case.machine.is_some(),
             verdict: report.verdict,
             said: report.causes.iter().map(|cause| (cause.id.clone(), cause.probability)).collect(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lucid_checkpoint::Files;
 use lucid_doctor::{Depth, Progress, Report, Subject, diagnose};
 use lucid_engine::{Device, EngineOptions, Mode, SemanticsOptions};
-use lucid_server::{App, Error, Plant, RunningServer, ServerOptions, spawn};
+use lucid_server::{App, Error, Guise, Plant, RunningServer, ServerOptions, spawn};
 
 use crate::{Case, Outcome, Setup, machine};
 
@@ -27,14 +27,14 @@ fn serve_case(
     files: &Files,
     model_name: &str,
     case: &Case,
-    seed: u64,
+    run: Run,
     place: Place,
 ) -> Result<(RunningServer, Option<String>), Error> {
     let mut options = ServerOptions::new(model_name);
+    let seed = run.seed;
     (options.plant, options.plant_seed) = (case.plant, Some(seed));
-    if let Setup::As(guise) = case.setup {
-        options.guise = Some(guise);
-    }
+    options.guise = surface(case, run);
+    (options.return_routed_experts, options.dev_mode) = (true, true);
     // A stalled answer would hold up the end of its run.
     options.limits.shutdown_grace = Duration::from_millis(200);
     let app = App::load(
@@ -49,6 +49,14 @@ fn serve_case(
     let own = || case.plant.map(|plant| format!("{plant}, variant of seed {seed}"));
     let fault = app.semantics().plant.clone().or_else(own);
     Ok((spawn("127.0.0.1:0", app)?, fault))
+}
+
+/// Whose surface the server wears.
+pub(crate) fn surface(case: &Case, run: Run) -> Option<Guise> {
+    match case.setup {
+        Setup::As(guise) => Some(guise),
+        _ => run.guise,
+    }
 }
 
 fn engine_options(setup: Setup, threads: Option<usize>) -> EngineOptions {
@@ -98,13 +106,20 @@ pub struct Run {
     pub depth: Depth,
     /// The doctor must not know the mistake: it isn't tried as a hypothesis.
     pub forget: bool,
+    /// The test that the first cause names is run where that leaves a doubt.
+    pub deep: bool,
+    /// What the server tells is reduced to what another one tells. A case that has a surface of its own keeps it.
+    pub guise: Option<Guise>,
 }
 
 impl Run {
     /// What the run is called in outcomes.
     #[must_use]
     pub fn label(self, case: &Case) -> String {
-        format!("{}{}", case.name, if self.forget { " (unknown)" } else { "" })
+        let (unknown, deep) =
+            (if self.forget { " (unknown)" } else { "" }, if self.deep { " (deep)" } else { "" });
+        let guise = self.guise.map_or_else(String::new, |guise| format!(" (as {})", guise.name()));
+        format!("{}{unknown}{deep}{guise}", case.name)
     }
 }
 
@@ -149,7 +164,7 @@ pub fn run_on(
         let (fault, report) = machine::examine(machine, files, run.seed, run.depth, progress)?;
         return Ok((Outcome::of(case, run, fault, &report), report));
     }
-    let (server, fault) = serve_case(files, model_name, case, run.seed, place)?;
+    let (server, fault) = serve_case(files, model_name, case, run, place)?;
     let subject = Subject {
         endpoint: Some(server.url().to_owned()),
         checkpoint: Some(files.clone()),
@@ -157,6 +172,7 @@ pub fn run_on(
         depth: run.depth,
         timeout: TIMEOUT,
         threads: place.threads,
+        deep: run.deep,
         unknown: case.plant.filter(|_| run.forget).map(|plant| plant.name().to_owned()).into_iter().collect(),
         ..Subject::default()
     };

@@ -23,6 +23,8 @@ pub struct Score {
     pub held_out: Rate,
     /// Healthy runs that were called faulty.
     pub false_alarms: Rate,
+    /// Faults by what the server told.
+    pub by_guise: Vec<Surface>,
     /// How well the probabilities are meant: of the causes said with about this probability, so many were right.
     pub calibration: Vec<Calibration>,
     /// Median of the tokens that a run cost the server.
@@ -35,6 +37,17 @@ pub struct Score {
     pub confusion: Vec<Confusion>,
     /// Every run.
     pub outcomes: Vec<Outcome>,
+}
+
+/// Faults of servers that tell what one kind of server tells.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Surface {
+    /// `lucid`, or the guise.
+    pub name: String,
+    /// Faults whose cause was named first.
+    pub top_1: Rate,
+    /// Faults whose cause was among the first three.
+    pub top_3: Rate,
 }
 
 /// Runs of one cause that were answered with one other.
@@ -79,6 +92,7 @@ impl Score {
             known: count(&known, Outcome::is_right),
             held_out: count(&held_out, Outcome::is_right),
             false_alarms: count(&healthy, Outcome::is_false_alarm),
+            by_guise: by_guise(&faults),
             calibration: calibration(&faults),
             median_tokens: median(outcomes.iter().map(|outcome| outcome.tokens).collect()),
             median_requests: median(outcomes.iter().map(|outcome| outcome.requests).collect()),
@@ -120,10 +134,26 @@ fn confusion(outcomes: &[Outcome]) -> Vec<Confusion> {
         .collect()
 }
 
+fn by_guise(faults: &[&Outcome]) -> Vec<Surface> {
+    let mut surfaces: BTreeMap<&str, Vec<&Outcome>> = BTreeMap::new();
+    for outcome in faults.iter().filter(|outcome| !outcome.machine) {
+        surfaces.entry(outcome.guise.as_deref().unwrap_or("lucid")).or_default().push(outcome);
+    }
+    let count = |of: &[&Outcome], test: fn(&Outcome) -> bool| {
+        wilson(of.iter().filter(|outcome| test(outcome)).count() as u64, of.len() as u64)
+    };
+    let surface = |(name, of): (&str, Vec<&Outcome>)| Surface {
+        name: name.to_owned(),
+        top_1: count(&of, Outcome::is_right),
+        top_3: count(&of, Outcome::is_among_three),
+    };
+    surfaces.into_iter().map(surface).collect()
+}
+
 /// In ranges that few runs can fill.
 fn calibration(faults: &[&Outcome]) -> Vec<Calibration> {
     let said = |outcome: &Outcome| outcome.said.first().map(|(_, probability)| *probability);
-    [(0.0, 0.5), (0.5, 0.8), (0.8, 0.95), (0.95, 1.01)]
+    [(0.0, 0.6), (0.6, 0.8), (0.8, 0.95), (0.95, 1.01)]
         .into_iter()
         .filter_map(|(from, to)| {
             let inside: Vec<&&Outcome> = faults
@@ -179,6 +209,10 @@ impl fmt::Display for Summary<'_> {
         if score.held_out.trials > 0 {
             writeln!(f, "known faults, first    {}", rate(&score.known))?;
             writeln!(f, "held out, first        {}", rate(&score.held_out))?;
+        }
+        for surface in score.by_guise.iter().filter(|_| score.by_guise.len() > 1) {
+            let three = surface.top_3.passed;
+            writeln!(f, "as {:<19} {} first, {three} among three", surface.name, rate(&surface.top_1))?;
         }
         if score.false_alarms.trials > 0 {
             writeln!(f, "false alarms           {}", rate(&score.false_alarms))?;
@@ -242,6 +276,7 @@ pub(crate) mod tests {
             depth: lucid_doctor::Depth::Standard,
             expected: expected.map(str::to_owned),
             held_out: expected == Some("b"),
+            guise: expected.filter(|cause| *cause == "b").map(|_| "vllm".to_owned()),
             machine: false,
             verdict,
             said: said.iter().map(|cause| ((*cause).to_owned(), 0.9)).collect(),
@@ -268,6 +303,12 @@ pub(crate) mod tests {
         assert_eq!((score.top_3.passed, score.top_3.trials), (2, 4));
         assert_eq!((score.found.passed, score.found.trials), (3, 4));
         assert_eq!((score.held_out.passed, score.held_out.trials), (0, 1));
+        let surfaces: Vec<(&str, u64, u64)> = score
+            .by_guise
+            .iter()
+            .map(|surface| (surface.name.as_str(), surface.top_3.passed, surface.top_1.trials))
+            .collect();
+        assert_eq!(surfaces, [("lucid", 2, 3), ("vllm", 0, 1)]);
         assert_eq!((score.false_alarms.passed, score.false_alarms.trials), (1, 3));
         assert_eq!((score.calibration.len(), score.calibration[0].right.passed), (1, 1));
         let confused = |expected: &str, said: &str| {

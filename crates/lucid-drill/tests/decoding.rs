@@ -14,7 +14,7 @@ fn another_softmax_scale_in_answers_alone_is_named() {
     let files = Files::open(&folder).unwrap();
     let case = find("decode-softmax-scale").unwrap();
     // This seed draws a scale that no hypothesis has as its usual one.
-    let how = Run { seed: 6000, depth: Depth::Quick, forget: false };
+    let how = Run { seed: 6000, depth: Depth::Quick, forget: false, deep: false, guise: None };
     let (outcome, report) = run(&files, "canary", case, how, &mut |_| {}).unwrap();
     assert_eq!(outcome.verdict, Verdict::Faulty);
     let found = report.findings.iter().any(|finding| {

@@ -17,7 +17,7 @@ fn a_healthy_server_is_called_healthy_at_the_cost_that_the_checks_state() {
         &files,
         "canary",
         find("healthy").unwrap(),
-        Run { seed: 5, depth: Depth::Standard, forget: false },
+        Run { seed: 5, depth: Depth::Standard, forget: false, deep: false, guise: None },
         &mut |_| {},
     )
     .unwrap();

@@ -16,7 +16,7 @@ fn machines_are_judged_rightly() {
     for case in CATALOGUE.iter().filter(|case| case.machine.is_some()) {
         let mut variants = BTreeSet::new();
         for seed in 1..=8 {
-            let drawn = Run { seed, depth: Depth::Quick, forget: false };
+            let drawn = Run { seed, depth: Depth::Quick, forget: false, deep: false, guise: None };
             let (outcome, report) = run(&files, "canary", case, drawn, &mut |_| {}).unwrap();
             if !outcome.is_right() {
                 let found: Vec<_> = report.findings.iter().map(|f| (f.severity, &f.id)).collect();

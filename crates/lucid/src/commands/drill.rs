@@ -95,7 +95,13 @@ fn examine(arguments: &Drill) -> Result<Vec<Outcome>> {
         None => None,
     };
     let seeds = arguments.seed..arguments.seed.saturating_add(arguments.runs);
-    let runs = seeds.map(|seed| Run { seed, depth, forget: arguments.forget });
+    let runs = seeds.map(|seed| Run {
+        seed,
+        depth,
+        forget: arguments.forget,
+        deep: arguments.deep,
+        guise: arguments.guise,
+    });
     // What the doctor can't forget has no place in a drill of the unknown.
     let cases = cases.into_iter().filter(|case| !arguments.forget || is_of_the_model(case));
     let wanted: Vec<(&Case, Run)> = cases.flat_map(|case| runs.clone().map(move |run| (case, run))).collect();
