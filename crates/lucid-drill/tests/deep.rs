@@ -29,6 +29,7 @@ fn a_flush_decides_what_warm_answers_leave_open() {
     assert_eq!(deep.causes[0].id, "prefix-cache");
     assert!(deep.causes[0].probability > 0.95, "decided: {}", deep.causes[0].probability);
     assert!(flushes(&deep).iter().any(|exchange| exchange.status == Some(200)), "{:?}", flushes(&deep));
-    let right = deep.findings.iter().any(|finding| finding.detail.contains("the first answers come again"));
+    let right =
+        deep.findings.iter().any(|finding| finding.detail.contains("the answers are the fresh ones again"));
     assert!(right, "{:#?}", deep.findings);
 }

@@ -43,7 +43,7 @@ struct Outcome {
     repeated: [Alike; 2],
     /// The second twin's answer has the first one's secret.
     confused: bool,
-    /// The first twin once more after the cache was emptied, against its first answer.
+    /// After the cache was emptied: the first twin against its first answer, or the second, if only that one changed, against itself.
     flushed: Option<Alike>,
     exchange: usize,
     text: String,
@@ -72,7 +72,7 @@ impl Check for ColdWarm {
         let mut random = Random::new(examination.seed ^ 0xc01d);
         let count = count(examination.depth);
         let mut outcomes = Vec::new();
-        let mut firsts: Vec<(ChatRequest, Sample)> = Vec::new();
+        let mut asked: Vec<([ChatRequest; 2], Sample)> = Vec::new();
         let mut failed = None;
         for number in 0..count {
             examination.step(number, count, "fresh and from the cache");
@@ -91,7 +91,7 @@ impl Check for ColdWarm {
                 answer.text.contains(&twins[0].secret) && !answer.text.contains(&twins[1].secret)
             };
             let tokens = second.prompt_tokens as usize;
-            firsts.push((requests[0].clone(), first.clone()));
+            asked.push(([requests[0].clone(), requests[1].clone()], first.clone()));
             outcomes.push(Outcome {
                 shared: parted.unwrap_or(tokens * before / (before + AFTER + 2)),
                 repeated: [first.compare(first_again, exact), second.compare(second_again, exact)],
@@ -102,9 +102,18 @@ impl Check for ColdWarm {
             });
         }
         let flushed = examination.subject.deep && flush(examination, &endpoint);
-        for (outcome, (request, first)) in outcomes.iter_mut().zip(&firsts).filter(|_| flushed) {
-            let again = examination.sample(&endpoint, request).ok();
-            outcome.flushed = again.map(|again| first.compare(&again, exact));
+        for (outcome, (twins, first)) in outcomes.iter_mut().zip(&asked).filter(|_| flushed) {
+            outcome.flushed = if outcome.repeated[1].is_different() && !outcome.repeated[0].is_different() {
+                // What was fresh had its twin before it. Without the twin it has to repeat itself.
+                let again = examination.samples(&endpoint, &[twins[1].clone(), twins[1].clone()], 1)?;
+                match again.as_slice() {
+                    [Ok(fresh), Ok(repeated)] => Some(fresh.compare(repeated, exact)),
+                    _ => None,
+                }
+            } else {
+                let again = examination.sample(&endpoint, &twins[0]).ok();
+                again.map(|again| first.compare(&again, exact))
+            };
         }
         if outcomes.is_empty() {
             return Err(Skip(failed.unwrap_or_else(|| "no answer came".to_owned())));
@@ -117,7 +126,7 @@ impl Check for ColdWarm {
                 "first repeated",
                 "second repeated",
                 "second has the first's secret",
-                "first after a flush",
+                "after a flush",
             ],
         );
         for outcome in &outcomes {
@@ -172,16 +181,14 @@ fn twins(examination: &Examination<'_>, random: &mut Random) -> (usize, Option<u
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum AfterFlush {
     Unknown,
-    /// The first answer came again: what was in the cache was wrong.
+    /// The first answer came again, or the second twin's without the first: what was in the cache was wrong.
     Right,
     StillDifferent,
 }
 
 impl AfterFlush {
     fn of(warm: &[&Outcome]) -> AfterFlush {
-        // The first twin is the one that is asked again.
-        let odd = warm.iter().filter(|outcome| outcome.repeated[0].is_different());
-        let flushed: Vec<Alike> = odd.filter_map(|outcome| outcome.flushed).collect();
+        let flushed: Vec<Alike> = warm.iter().filter_map(|outcome| outcome.flushed).collect();
         match flushed.iter().filter(|alike| alike.is_different()).count() {
             _ if flushed.is_empty() => AfterFlush::Unknown,
             0 => AfterFlush::Right,
@@ -192,7 +199,7 @@ impl AfterFlush {
     fn word(self) -> &'static str {
         match self {
             AfterFlush::Unknown => "",
-            AfterFlush::Right => " After a flush of the cache the first answers come again.",
+            AfterFlush::Right => " After a flush of the cache the answers are the fresh ones again.",
             AfterFlush::StillDifferent => {
                 " After a flush of the cache the answers differ still: it is not the cache alone."
             }

@@ -6,7 +6,9 @@ use super::epsilon::recognize;
 use super::places::{Measure, mean_kl, places};
 use super::witness::Witness;
 use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
-use crate::evidence::{Divergence, Examination, PositionBin, PositionScore, PromptScore, holds, share};
+use crate::evidence::{
+    Divergence, Examination, Observation, PositionBin, PositionScore, PromptScore, holds, share,
+};
 use crate::report::html::nats;
 use crate::report::{Finding, ProofKind, Severity};
 use crate::statistics::{Decision, Estimate, SequentialTest, mean_with_interval};
@@ -140,10 +142,12 @@ impl Check for Logprobs {
         if let (Some(finding), Some(title)) = (&mut finding, other_arithmetic) {
             finding.detail.push_str(&format!(" It computes with an honest arithmetic of its own: {title}."));
         }
+        let even = even(self.id(), examination);
         match finding {
             Some(finding) => {
                 let mut findings = vec![finding];
                 findings.extend(places);
+                findings.extend(even);
                 Ok(Examined { findings, covered })
             }
             // Not decided as a whole, and wrong in one place.
@@ -151,6 +155,41 @@ impl Check for Logprobs {
             None => Err(Skip(covered)),
         }
     }
+}
+
+/// Positions of an even distribution that are no chance.
+const EVEN: usize = 4;
+
+/// Distributions in which every token is as likely: no model says that. Behind it are logits that all vanished: NaNs that something hides
+/// (SGLang #33187), or scales so wrong that the numbers overflow. Who answered rightly before has the right scales.
+#[allow(clippy::cast_precision_loss)] // tokens of a vocabulary
+fn even(check: &str, examination: &Examination<'_>) -> Option<Finding> {
+    let vocabulary = examination.reference.as_ref()?.config().vocab_size;
+    let all = -(vocabulary as f64).ln();
+    let is_even = |observation: &&Observation| {
+        let candidates = || observation.top.iter().map(|(_, logprob)| *logprob).chain([observation.logprob]);
+        observation.top.len() >= 2 && candidates().all(|logprob| (logprob - all).abs() < 0.01)
+    };
+    let observed = || examination.evidence.observed.iter().map(|(observed, _)| observed);
+    let count = observed().flat_map(|observed| &observed.observations).filter(is_even).count();
+    let exchange = observed().find(|observed| observed.observations.iter().any(|o| is_even(&o)))?.exchange;
+    if count < EVEN {
+        return None;
+    }
+    let was_right = examination.evidence.answers.iter().any(|answer| answer.right);
+    let title = "Every token of the vocabulary is as likely as any other";
+    let finding = Finding::new(check, "even-distribution", Severity::Error, title)
+        .detail(format!(
+            "At {count} positions all candidates have the log-probability {all:.2}, which is 1 in {vocabulary}.{}",
+            if was_right { " Earlier answers of this server were right." } else { "" }
+        ))
+        .confidence(0.99)
+        .proof(ProofKind::Exchange, exchange.to_string(), format!("{count} positions"));
+    Some(if was_right {
+        finding.suggests("nan-logits", 18.0).suggests("quantization-loader", -8.0)
+    } else {
+        finding.suggests("nan-logits", 3.0)
+    })
 }
 
 #[allow(clippy::cast_precision_loss)] // counts of tokens
