@@ -188,7 +188,7 @@ impl Running {
         if self.plant == Plant::PrefillOver64Garbage && output.len() > right {
             output[right..].fill(0.0);
         }
-        let multiple = output.len() / hidden.max(1) % (self.dose.strength as usize).max(1) == 0;
+        let multiple = (output.len() / hidden.max(1)).is_multiple_of((self.dose.strength as usize).max(1));
         if self.plant == Plant::GemmZerosAtSizes && multiple {
             output.fill(0.0);
         }

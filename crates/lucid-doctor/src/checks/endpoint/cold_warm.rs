@@ -262,7 +262,7 @@ fn findings(check: &str, outcomes: &[Outcome], exact: bool, unstable: bool, seed
             .suggests(
                 "prefix-cache",
                 match after {
-                    AfterFlush::Right => 9.0,
+                    AfterFlush::Right => 12.0,
                     AfterFlush::StillDifferent => 2.0,
                     AfterFlush::Unknown if ended => 8.0,
                     AfterFlush::Unknown if unstable => 4.0,
