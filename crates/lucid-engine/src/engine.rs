@@ -243,7 +243,7 @@ impl Engine {
                 max_model_len,
                 vocab_size: checkpoint.config().vocab_size,
                 max_waiting: options.max_waiting,
-                routes: StepRoutes::can_tell(config),
+                routes: StepRoutes::can_tell(checkpoint.config()),
                 next_id: AtomicU64::new(0),
             }),
         })
