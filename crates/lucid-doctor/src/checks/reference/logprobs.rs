@@ -177,19 +177,26 @@ fn even(check: &str, examination: &Examination<'_>) -> Option<Finding> {
         return None;
     }
     let was_right = examination.evidence.answers.iter().any(|answer| answer.right);
+    let proof = (exchange.to_string(), format!("{count} positions"));
+    Some(of_even_positions(check, count, vocabulary, was_right).proof(ProofKind::Exchange, proof.0, proof.1))
+}
+
+fn of_even_positions(check: &str, count: usize, vocabulary: usize, was_right: bool) -> Finding {
+    let all = -(vocabulary as f64).ln();
     let title = "Every token of the vocabulary is as likely as any other";
     let finding = Finding::new(check, "even-distribution", Severity::Error, title)
         .detail(format!(
             "At {count} positions all candidates have the log-probability {all:.2}, which is 1 in {vocabulary}.{}",
             if was_right { " Earlier answers of this server were right." } else { "" }
         ))
-        .confidence(0.99)
-        .proof(ProofKind::Exchange, exchange.to_string(), format!("{count} positions"));
-    Some(if was_right {
-        finding.suggests("nan-logits", 18.0).suggests("quantization-loader", -8.0)
-    } else {
-        finding.suggests("nan-logits", 3.0)
-    })
+        .confidence(0.99);
+    if !was_right {
+        return finding.suggests("nan-logits", 3.0);
+    }
+    // A hypothesis about weights fits by collapsing too, however well: but with such weights nothing was ever right.
+    let of_weights = ["quantization-loader", "tp-sharding", "wrong-checkpoint"];
+    let finding = finding.suggests("nan-logits", 18.0);
+    of_weights.into_iter().fold(finding, |finding, cause| finding.suggests(cause, -24.0))
 }
 
 #[allow(clippy::cast_precision_loss)] // counts of tokens
@@ -298,4 +305,26 @@ fn conclude(
         format!("{numbers}; decided after {effort}"),
     );
     (Some(finding), format!("{effort}; decided at an error rate of {:.0} %", ALPHA * 100.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::causes::rank;
+
+    /// As the drill has it (seed 8500): inverted scales collapse to the same even distribution, and fit to the last digit.
+    #[test]
+    fn what_was_right_before_has_the_right_weights() {
+        let fits =
+            Finding::new("reference.hypotheses", "nvfp4-global-scale-inverted-fits", Severity::Error, "")
+                .confidence(0.99)
+                .suggests("quantization-loader", 12.0)
+                .suggests("size-threshold", -8.0);
+        let first = |was_right| {
+            let even = of_even_positions("reference.logprobs", 12, 4_096, was_right);
+            rank(&[even, fits.clone()], None).causes[0].id.clone()
+        };
+        assert_eq!(first(true), "nan-logits");
+        assert_eq!(first(false), "quantization-loader");
+    }
 }
