@@ -30,6 +30,10 @@ impl Http {
             .http_status_as_error(false)
             // A redirect would carry the key to another host, and hides where the answer came from.
             .max_redirects(0)
+            // Every request has a connection of its own: servers close used ones without a word, llama-server after each stream, and a request
+            // that is on its way then looks as if they broke off.
+            .max_idle_connections(0)
+            .max_idle_connections_per_host(0)
             .user_agent(concat!("lucid/", env!("CARGO_PKG_VERSION")));
         if base.is_loopback() {
             config = config.proxy(None);

@@ -4,6 +4,8 @@
 
 mod server;
 
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use lucid_client::{ApiKey, ChatRequest, Endpoint, EndpointOptions, Error, Message};
@@ -104,6 +106,35 @@ fn endless_bodies_are_bounded() {
     );
     assert!(matches!(outcome, Err(Error::TooLarge { limit: 50_000, .. })), "{outcome:?}");
     assert!(exchanges[0].truncated && exchanges[0].body.len() == 50_000);
+}
+
+/// llama-server closes a connection after a stream, without saying so: a request that is on its way then must not look like a server that
+/// breaks off.
+#[test]
+fn no_request_depends_on_the_connection_of_another() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming().take(20).flatten() {
+            std::thread::spawn(move || answer_once(stream));
+        }
+    });
+    let endpoint = Endpoint::connect(&url, options()).unwrap();
+    for _ in 0..3 {
+        endpoint.health().outcome.unwrap();
+    }
+}
+
+/// Answers one request, and closes when the next one begins.
+fn answer_once(mut stream: TcpStream) {
+    let (mut head, mut byte) = (Vec::new(), [0]);
+    while !head.ends_with(b"\r\n\r\n") && stream.read_exact(&mut byte).is_ok() {
+        head.push(byte[0]);
+    }
+    let body = r#"{"data":[{"id":"m","owned_by":"llamacpp"}]}"#;
+    let kind = "content-type: application/json";
+    write!(stream, "HTTP/1.1 200 OK\r\n{kind}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    let _ = stream.read(&mut byte);
 }
 
 #[test]
