@@ -80,9 +80,13 @@ pub(super) fn whole_kernel(
     visits: usize,
 ) -> Option<WholeKernel> {
     let fast = mlps.gate_layout.is_for_experts(mlps.hidden) && mlps.down_layout.is_for_experts(mlps.width);
-    let fits = slots + visits / WHOLE_VISITS <= WHOLE_GROUPS && visits <= WHOLE_VISITS * slots;
-    let takes = fast && mlps.gate_layout == mlps.down_layout && kernels.whole_blocks > 0 && fits;
-    kernels.experts(mlps.gate_layout).whole.filter(|_| takes)
+    let takes = fast && mlps.gate_layout == mlps.down_layout && kernels.whole_blocks > 0;
+    kernels.experts(mlps.gate_layout).whole.filter(|kernel| takes && can_list(slots, visits, kernel.threads))
+}
+
+/// Whether a block of so many threads, one a slot, lists so many visits, and few enough visit an expert for groups of eight.
+fn can_list(slots: usize, visits: usize, threads: usize) -> bool {
+    slots <= threads && slots + visits / WHOLE_VISITS <= WHOLE_GROUPS && visits <= WHOLE_VISITS * slots
 }
 
 /// Whether the tensor-core kernels take such blocks.
@@ -104,3 +108,18 @@ pub(super) const TILE_ROWS: usize = 16;
 pub(super) const FEWEST_TOKENS: usize = 2;
 /// Visits of a group, `WHOLE_VISITS` of `experts_whole.cu`.
 pub(super) const WHOLE_VISITS: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::can_list;
+
+    #[test]
+    fn nothing_is_listed_that_a_block_would_miss() {
+        // Kimi's 384 experts and a shared one, 64 tokens, by each kernel's block.
+        assert!([512, 640, 768].iter().all(|&threads| can_list(385, 64 * 9, threads)));
+        // A slot without a thread would be left out, a group behind the last would be too.
+        assert!(!can_list(513, 600, 512) && can_list(512, 300, 512));
+        assert!(!can_list(550, 100, 768));
+        assert!(!can_list(7, 192, 768));
+    }
+}
