@@ -139,6 +139,20 @@ impl Module {
         Ok(module)
     }
 
+    /// Where every part's variable of that name stands, and its size in bytes.
+    #[cfg(test)]
+    pub fn variables(&self, name: &str) -> Vec<(super::driver::Address, usize)> {
+        let name = CString::new(name).unwrap();
+        let of = |&part: &sys::CUmodule| {
+            let (mut at, mut bytes) = (0, 0);
+            // SAFETY: the module is loaded; writes an address and a size.
+            let found =
+                unsafe { sys::cuModuleGetGlobal_v2(&raw mut at, &raw mut bytes, part, name.as_ptr()) };
+            found.result().ok().map(|()| (super::driver::Address(at), bytes))
+        };
+        self.parts.iter().filter_map(of).collect()
+    }
+
     /// One kernel.
     ///
     /// # Errors
@@ -183,7 +197,11 @@ fn source(part: &[Source]) -> String {
 fn options(capability: u32, sizes: Sizes) -> Vec<String> {
     // From 9.0 on the "a" targets have instructions that only this very generation has.
     let suffix = if capability >= 90 { "a" } else { "" };
-    vec![
+    #[cfg(test)]
+    let timeline = std::env::var_os("LUCID_TIMELINE").map(|_| "-DTIMELINE".to_owned());
+    #[cfg(not(test))]
+    let timeline = None;
+    let options = vec![
         format!("--gpu-architecture=sm_{capability}{suffix}"),
         "--std=c++17".into(),
         "--fmad=false".into(),
@@ -197,7 +215,8 @@ fn options(capability: u32, sizes: Sizes) -> Vec<String> {
         format!("-DPREFILL_SHARED={PREFILL_SHARED}"),
         format!("-DHOPPER_SHARED={HOPPER_SHARED}"),
         format!("-DATTENTION_SHARED={ATTENTION_SHARED}"),
-    ]
+    ];
+    options.into_iter().chain(timeline).collect()
 }
 
 /// `$XDG_CACHE_HOME/lucid/kernels`, by default `~/.cache/lucid/kernels`.

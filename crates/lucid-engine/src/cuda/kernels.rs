@@ -25,8 +25,11 @@ macro_rules! kernels {
             pub whole_blocks: usize,
             /// Multiprocessors, where the warpgroup kernels for prompts can be used: Hopper. They come instead of the others.
             pub hopper: Option<usize>,
+            /// All of the GPU's.
+            pub multiprocessors: usize,
             /// Keeps the program loaded.
-            _module: Module,
+            #[cfg_attr(not(test), expect(dead_code, reason = "held for its kernels"))]
+            pub module: Module,
         }
 
         impl Kernels {
@@ -38,7 +41,8 @@ macro_rules! kernels {
                 let module = Module::load(gpu, sizes)?;
                 let roomy = gpu.shared_bytes_of_a_block()? >= ATTENTION_SHARED;
                 let prefill = roomy && gpu.capability() >= 90 && sizes.terms == 1;
-                let hopper = if prefill && gpu.capability() == 90 { Some(gpu.multiprocessors()?) } else { None };
+                let multiprocessors = gpu.multiprocessors()?;
+                let hopper = (prefill && gpu.capability() == 90).then_some(multiprocessors);
                 let mut kernels = Kernels {
                     $($name: module.kernel(stringify!($name))?,)+
                     experts: [
@@ -51,8 +55,9 @@ macro_rules! kernels {
                     roomy,
                     prefill,
                     hopper,
+                    multiprocessors,
                     whole_blocks: 0,
-                    _module: module,
+                    module,
                 };
                 kernels.allow_shared(gpu)?;
                 if prefill {
@@ -75,6 +80,8 @@ kernels!(
     split,
     matmul_plain,
     matmul_8,
+    matmul_few,
+    matmul_even,
     matmul_24,
     matmul_32,
     matmul_64,
@@ -208,12 +215,18 @@ impl ExpertKernels {
 
 /// Shared memory of a block of the products, in bytes: rings of weights on their way.
 pub const MATMUL_SHARED: usize = 64 << 10;
+/// The same for the kernels with one row tile a block: few of them, and some for each multiprocessor.
+pub const MATMUL_FEW_SHARED: usize = 8 * 6 * 4096 + PARTIAL_BYTES;
+/// As above.
+pub const MATMUL_EVEN_SHARED: usize = 4 * 3 * 4096 + PARTIAL_BYTES;
+/// Partial sums of eight slices of a row tile.
+const PARTIAL_BYTES: usize = 8 * 16 * 9 * 4;
 /// The same for INT4 and FP8 weights.
 pub const MATMUL_FORMAT_SHARED: usize = 68 << 10;
 /// The same for the experts' gate and up: three blocks a multiprocessor.
 pub const GATE_UP_SHARED: usize = 72 << 10;
-/// The same for their down: four blocks.
-pub const DOWN_SHARED: usize = 56 << 10;
+/// The same for their down: four blocks, each with a KB of the driver's and its flags, have 228 KB.
+pub const DOWN_SHARED: usize = 54 << 10;
 /// The same for prompts: one block a multiprocessor.
 pub const PREFILL_SHARED: usize = 192 << 10;
 /// The same for prompts on Hopper: one block a multiprocessor.
@@ -269,6 +282,8 @@ impl Kernels {
                 gpu.allow_shared(experts.prefill.gate_up, PREFILL_SHARED)?;
                 gpu.allow_shared(experts.prefill.down, PREFILL_SHARED)?;
             }
+            gpu.allow_shared(self.matmul_few, MATMUL_FEW_SHARED)?;
+            gpu.allow_shared(self.matmul_even, MATMUL_EVEN_SHARED)?;
             let products = [
                 self.matmul_prefill_bf16,
                 self.matmul_prefill_nvfp4,
@@ -387,6 +402,8 @@ pub struct VisitsArgs {
     pub slots: Address,
     pub tokens: Address,
     pub count: u32,
+    pub shared: u32,
+    pub step: u32,
 }
 
 /// `MOST_RANKS` of `ranks.cu`.

@@ -10,6 +10,9 @@ use crate::cpu::Route;
 /// Shared memory that a block has without asking, in bytes.
 const SHARED_BYTES: usize = 46 * 1024;
 
+/// Experts of a token at the most: a lane has one.
+const MOST_ROUTES: usize = 32;
+
 /// Where a step's routes and lists stand; made for the largest step.
 pub struct Routes {
     /// `[tokens, experts]` f32
@@ -35,10 +38,10 @@ impl Routes {
     pub fn new(gpu: &Gpu, moe: &MoE, shared: bool, tokens: usize) -> Result<Routes, Error> {
         let (experts, per_token) = (moe.n_routed_experts, moe.num_experts_per_tok);
         let shared_bytes = list_bytes(experts).max(4 * (2 * experts + moe.n_group));
-        if shared_bytes > SHARED_BYTES || per_token > experts {
+        if shared_bytes > SHARED_BYTES || per_token > experts.min(MOST_ROUTES) {
             return Err(Error::Unsupported {
                 what: format!("a choice of {per_token} from {experts} experts, on a GPU,"),
-                hint: "up to 720 experts are",
+                hint: "up to 32 from up to 720 are",
             });
         }
         let words = |count: usize| gpu.allocate(4 * count);
@@ -87,8 +90,14 @@ impl Routes {
     /// The lists of `count` tokens, as the experts' kernels take them.
     #[must_use]
     pub fn visits(&self, count: usize) -> VisitsArgs {
-        let visits = count as u32 * (self.args.per_token + self.args.shared as u32);
-        VisitsArgs { slots: self.slots.address(), tokens: self.tokens.address(), count: visits }
+        let step = count as u32;
+        VisitsArgs {
+            slots: self.slots.address(),
+            tokens: self.tokens.address(),
+            count: step * (self.args.per_token + self.args.shared as u32),
+            shared: if self.args.shared != 0 { self.args.experts + 1 } else { 0 },
+            step,
+        }
     }
 
     /// Experts that the last step used, the shared one included.

@@ -112,7 +112,13 @@ pub fn swiglu(
     x: Normed,
     out: Output,
 ) -> Result<(), Error> {
-    let visits = VisitsArgs { slots: Address::NULL, tokens: Address::NULL, count: count as u32 };
+    let visits = VisitsArgs {
+        slots: Address::NULL,
+        tokens: Address::NULL,
+        count: count as u32,
+        shared: 0,
+        step: count as u32,
+    };
     visit(gpu, kernels, mlp, visits, 1, Pass::best(kernels, mlp, None, count, count), x, buffers)?;
     combine(gpu, kernels, buffers, None, 1, count, mlp.hidden, out)
 }

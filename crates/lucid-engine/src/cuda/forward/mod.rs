@@ -145,6 +145,12 @@ impl CudaModel {
         Ok((total - free, total))
     }
 
+    /// The program's variables of that name, for a step's timeline.
+    #[cfg(test)]
+    pub fn variables(&self, name: &str) -> Vec<(Address, usize)> {
+        self.kernels.module.variables(name)
+    }
+
     /// Forgets the layers from `count` on.
     #[cfg(test)]
     pub fn keep_layers(&mut self, count: usize) {

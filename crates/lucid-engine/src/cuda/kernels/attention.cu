@@ -30,23 +30,28 @@ __device__ __forceinline__ void attention_inputs(const float* entries, const flo
                                                  u32 heads, u32 at_once, u32 nope, const float2* angles, int interleaved,
                                                  const Row* rows, const u32* pages, T* cache, float cache_scale,
                                                  u16* nope_split, float* absorbed) {
-    wait_for_previous();
+    // Rows, pages and angles are there since before the step.
     u64 row = blockIdx.x;
     u32 position = rows[row].position;
     angles += (u64)position * (ROPE / 2);
     if (blockIdx.y == 0) {
+        u64 page = pages[rows[row].table + position / PAGE_TOKENS];
+        T* out = cache + (page * PAGE_TOKENS + position % PAGE_TOKENS) * WIDTH;
+        wait_for_previous();
         const float* entry = entries + row * WIDTH;
         float sum = 0.0f;
         for (u32 k = threadIdx.x; k < LATENT; k += blockDim.x) sum = fmaf(entry[k], entry[k], sum);
         float scale = 1.0f / sqrtf(block_sum(sum) / LATENT + eps);
-        u64 page = pages[rows[row].table + position / PAGE_TOKENS];
-        T* out = cache + (page * PAGE_TOKENS + position % PAGE_TOKENS) * WIDTH;
         for (u32 k = threadIdx.x; k < LATENT; k += blockDim.x) store_entry(out + k, entry[k] * scale * norm[k], cache_scale);
         for (u32 k = threadIdx.x; k < ROPE; k += blockDim.x)
             store_entry(out + LATENT + k, rotated(entry + LATENT, angles, interleaved, k), cache_scale);
         return;
     }
     u32 first = (blockIdx.y - 1) * at_once, here = min(at_once, heads - first);
+    // Read here, they are in the first-level cache afterwards.
+    float2 angle = angles[threadIdx.x % (ROPE / 2)];
+    asm volatile("" ::"f"(angle.x), "f"(angle.y));
+    wait_for_previous();
     queries += (row * heads + first) * (nope + ROPE);
     if (nope_split) {
         u16* split = nope_split + row * TERMS * heads * nope;

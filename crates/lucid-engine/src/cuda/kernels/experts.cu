@@ -73,7 +73,7 @@ __device__ __forceinline__ void gate_up_block(Flags<S>& flags, const ExpertWeigh
         u32 here = min(capacity, visit.count - base);
         Columns<NT> columns;
         find_columns(columns, here, cols, [&](u32 v) {
-            return x + (u64)token_of(visits, visit.first + base + v) * TERMS * cols;
+            return x + (u64)(is_known(visits, blockIdx.y) ? base + v : token_of(visits, visit.first + base + v)) * TERMS * cols;
         });
         Accumulators<NT> acc[R];
 #pragma unroll
@@ -144,6 +144,8 @@ __device__ __forceinline__ void down_block(Flags<S>& flags, const ExpertWeight& 
 
 // Kernels by what an expert with many visitors needs: NT tiles of columns. Experts with few, which most are even in large steps,
 // take the path for one tile: there, vectors come a whole step ahead.
+// The shared expert's gate and up need no lists, and the normalized vectors are complete when they start, for the router has waited for
+// them: its blocks, which come first, wait when they are done.
 // The lists are complete when `down` starts, for the kernel before it has waited for them: it fetches weights at once.
 #define EXPERTS(FORMAT, SUFFIX, NT, UP_S, UP_C, UP_BLOCKS, DOWN_S, DOWN_C, DOWN_BLOCKS)                                 \
     extern "C" __global__ void __launch_bounds__(THREADS, UP_BLOCKS)                                                   \
@@ -151,14 +153,19 @@ __device__ __forceinline__ void down_block(Flags<S>& flags, const ExpertWeight& 
                                  u16* activated, int out_order, u32 slices) {                                          \
         __shared__ Flags<UP_S> flags;                                                                                  \
         Visit visit;                                                                                                   \
-        wait_for_previous();                                                                                           \
-        if (!find_visit(visits, blockIdx.y, visit)) return;                                                            \
+        bool known = is_known(visits, blockIdx.y);                                                                     \
+        if (known)                                                                                                     \
+            visit = shared_visit(visits);                                                                              \
+        else                                                                                                           \
+            wait_for_previous();                                                                                       \
+        if (!known && !find_visit(visits, blockIdx.y, visit)) return;                                                  \
         if (NT == 1 || visit.count <= 8 / TERMS)                                                                       \
             gate_up_block<FORMAT, 1, UP_S, 1, UP_C>(flags, gate, up, rows, cols, visits, visit, x, activated,          \
                                                     out_order, slices);                                                \
         else                                                                                                           \
             gate_up_block<FORMAT, NT, UP_S, 1, UP_C>(flags, gate, up, rows, cols, visits, visit, x, activated,         \
                                                      out_order, slices);                                               \
+        if (known) wait_for_previous();                                                                                \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS, DOWN_BLOCKS)                                                 \
         experts_down_##SUFFIX(ExpertWeight down, u32 rows, u32 cols, Visits visits, const u16* activated, float* y,    \
@@ -188,13 +195,24 @@ EXPERTS(Bf16, bf16_24, 3, 2, 1, 2, 2, 1, 2)
 // places null: one block without router; y[token] is added as it is. shared_first: where the shared expert's visits begin.
 extern "C" __global__ void combine(const float* y, const u32* places, const float* weights, u32 per_token, int shared,
                                    u32 shared_first, u32 width, int accumulate, float* hidden) {
-    u32 k = blockIdx.x * blockDim.x + threadIdx.x;
+    u32 k = blockIdx.x * blockDim.x + threadIdx.x, lane = threadIdx.x % 32;
     u64 token = blockIdx.y;
+    // The routes are older than the last kernel, so they are there.
+    u32 place = 0;
+    float weight = 0.0f;
+    if (lane < per_token) {
+        place = places[token * per_token + lane];
+        weight = weights[token * per_token + lane];
+    }
     wait_for_previous();
-    if (k >= width) return;
-    float sum = shared ? y[(shared_first + token) * width + k] : 0.0f;
-    for (u32 i = 0; i < per_token; i++)
-        sum = fmaf(weights[token * per_token + i], y[(u64)places[token * per_token + i] * width + k], sum);
     float* out = hidden + token * width + k;
-    *out = accumulate ? *out + sum : sum;
+    bool mine = k < width;
+    float before = mine && accumulate ? *out : 0.0f, sum = mine && shared ? y[(shared_first + token) * width + k] : 0.0f;
+#pragma unroll 8
+    for (u32 i = 0; i < per_token; i++) {
+        u64 row = __shfl_sync(~0u, place, i);
+        float share = __shfl_sync(~0u, weight, i);
+        if (mine) sum = fmaf(share, y[row * width + k], sum);
+    }
+    if (mine) *out = accumulate ? before + sum : sum;
 }

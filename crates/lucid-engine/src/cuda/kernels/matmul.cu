@@ -68,7 +68,7 @@ __device__ __forceinline__ void matmul_block(const Product& p, u32 block, u32 co
                                                                         TILES(here * TERMS), first, last, acc);
         else
             accumulate<NT, MATMUL_STAGES, MATMUL_BF16_TILES>(memory.bf16, flags, place, tiles, columns, TILES(here * TERMS),
-                                                             first, last, acc);
+                                                             first, last, acc, [](u32) {});
         __syncthreads();
         store_partial(memory.partial, slices, acc);
         __syncthreads();
@@ -100,6 +100,55 @@ MATMUL(8, 3)
 MATMUL(24, 2)
 MATMUL(32, 2)
 MATMUL(64, 2)
+
+// The same for up to eight columns and bf16 rows so long that eight slices share each, where the blocks above don't fill the GPU evenly:
+// a block has one row tile, and W warps that take slices one after the other.
+template <int W, int S>
+__device__ __forceinline__ void matmul_row_tile(const Products& products, u32 first_tiles, u32 count) {
+    const int C = MATMUL_BF16_TILES;
+    struct Memory {
+        Ring<S, 1, C * BF16_TILE_BYTES, W> ring;
+        Partial<1, 1> partial;
+    };
+    Memory& memory = *(Memory*)block_memory;
+    __shared__ Flags<S, W> flags;
+    u32 second = blockIdx.x >= first_tiles, tile = blockIdx.x - (second ? first_tiles : 0), warp = threadIdx.x / 32;
+    const Product& p = products.of[second];
+    u32 across = p.cols / 32, per_slice = (across + WARPS - 1) / WARPS, slice = warp * (WARPS / W);
+    u32 first = slice * per_slice, last = min(first + WARPS / W * per_slice, across), end_of_slice = first + per_slice;
+    const u8* const tiles[1] = {p.values + ((u64)p.row_first / 16 + tile) * across * BF16_TILE_BYTES};
+    Place<S> place = prepare(flags);
+    start<BF16_TILE_BYTES, C>(memory.ring, flags, place, tiles, first, last);
+    wait_for_previous();
+    Columns<1> columns;
+    find_columns(columns, count, p.x_width, [&](u32 v) {
+        u64 at = p.gather ? p.gather[v] : v;
+        return p.x + at * TERMS * p.x_width;
+    });
+    Accumulators<1> acc[1];
+    acc[0].clear();
+    accumulate<1, S, C>(memory.ring, flags, place, tiles, columns, 1, first, last, acc, [&](u32 at) {
+        if (at != end_of_slice) return;
+        store_part(memory.partial, slice++, acc[0]);
+        acc[0].clear();
+        end_of_slice += per_slice;
+    });
+    store_part(memory.partial, slice, acc[0]);
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < 16 * count; i += blockDim.x) {
+        u32 row = i % 16, vector = i / 16, out = tile * 16 + row;
+        if (out < p.rows) store_product(p, vector, 0, out, sum_partial(memory.partial, 0, WARPS, row, vector) * p.scale);
+    }
+}
+// By where it is used: few row tiles, whose weights fit into the rings of one block a multiprocessor; or some more than three of the blocks
+// above on each multiprocessor, of which four of these can be.
+#define MATMUL_ROW_TILE(NAME, W, S, BLOCKS)                                                                           \
+    extern "C" __global__ void __launch_bounds__(32 * W, BLOCKS)                                                      \
+        matmul_##NAME(const __grid_constant__ Products products, u32 first_tiles, u32 count) {                        \
+        matmul_row_tile<W, S>(products, first_tiles, count);                                                          \
+    }
+MATMUL_ROW_TILE(few, 8, 6, 1)
+MATMUL_ROW_TILE(even, 4, 3, 4)
 
 // The same for weights in one other form, in tiles of 128 columns.
 template <typename Format, int NT, int S, int C>

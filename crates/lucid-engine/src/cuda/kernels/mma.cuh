@@ -121,10 +121,10 @@ __device__ __forceinline__ void accumulate(Ring<S, R, C * Format::BYTES>& ring, 
 }
 
 // bf16 in tiles of 32 columns, which products of any width have.
-template <int NT, int S, int C>
-__device__ __forceinline__ void accumulate(Ring<S, 1, C * BF16_TILE_BYTES>& ring, Flags<S>& flags, Place<S>& place,
+template <int NT, int S, int C, int W, typename F>
+__device__ __forceinline__ void accumulate(Ring<S, 1, C * BF16_TILE_BYTES, W>& ring, Flags<S, W>& flags, Place<S>& place,
                                            const u8* const (&weights)[1], const Columns<NT>& columns, u32 tiles, u32 first,
-                                           u32 last, Accumulators<NT> (&acc)[1]) {
+                                           u32 last, Accumulators<NT> (&acc)[1], F before_tile) {
     // As many steps ahead as there are registers for.
     const int AHEAD = NT == 1 || NT == 4 ? C : NT <= 3 ? 2 : 1;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -146,6 +146,7 @@ __device__ __forceinline__ void accumulate(Ring<S, 1, C * BF16_TILE_BYTES>& ring
 #pragma unroll
         for (int c = 0; c < C; c++) {
             if (c > 0 && at + c >= last) break;
+            before_tile(at + c);
             uint4 low = ((const uint4*)(stage + c * BF16_TILE_BYTES))[lane];
             uint4 high = ((const uint4*)(stage + c * BF16_TILE_BYTES + 512))[lane];
 #pragma unroll
@@ -176,16 +177,21 @@ __device__ __forceinline__ u32 row_tile(u32 slices, int r) {
     return threadIdx.x / 32 / slices * R + r;
 }
 
+// Part `part` of a row tile, which this warp has.
+template <int NT, int R>
+__device__ __forceinline__ void store_part(Partial<NT, R>& partial, u32 part, const Accumulators<NT>& acc) {
+    u32 g = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) partial.d[part][g + i / 2 * 8][n * 8 + pair + i % 2] = acc.d[n][i];
+}
+
 template <int NT, int R>
 __device__ __forceinline__ void store_partial(Partial<NT, R>& partial, u32 slices, const Accumulators<NT> (&acc)[R]) {
-    u32 slice = threadIdx.x / 32 % slices, g = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
 #pragma unroll
     for (int r = 0; r < R; r++)
-#pragma unroll
-        for (int n = 0; n < NT; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                partial.d[row_tile<R>(slices, r) * slices + slice][g + i / 2 * 8][n * 8 + pair + i % 2] = acc[r].d[n][i];
+        store_part(partial, row_tile<R>(slices, r) * slices + threadIdx.x / 32 % slices, acc[r]);
 }
 
 // The result for one row of a tile and one vector: slices in order, then the terms, small ones first.

@@ -11,9 +11,38 @@ typedef unsigned long long u64;
 // From Hopper on a kernel may start while the one before it ends, and fetch weights meanwhile. Every thread of every kernel
 // calls this before it touches anything that another kernel has written or still reads; the next kernel may start from then on.
 // So when a kernel starts, all kernels but the last one before it are complete.
+//
+// For the profile of a step (tests/timeline.rs) blocks note when they came here and when they could go on.
+#ifdef TIMELINE
+struct Event {
+    u64 grid, came, went;
+    u32 blocks, threads;
+};
+#define MOST_EVENTS (1 << 16)
+extern "C" {
+__device__ Event timeline[MOST_EVENTS];
+__device__ u32 timeline_events;
+}
+__device__ __forceinline__ u64 now() {
+    u64 t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    return t;
+}
+#endif
 __device__ __forceinline__ void wait_for_previous() {
+#ifdef TIMELINE
+    u64 came = now();
+#endif
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+#ifdef TIMELINE
+    if (threadIdx.x == 0) {
+        u64 went = now(), grid;
+        asm volatile("mov.u64 %0, %gridid;" : "=l"(grid));
+        u32 at = atomicAdd(&timeline_events, 1);
+        if (at < MOST_EVENTS) timeline[at] = Event{grid, came, went, gridDim.x * gridDim.y * gridDim.z, blockDim.x};
+    }
 #endif
 }
 

@@ -83,8 +83,8 @@ __device__ __forceinline__ void send(Ring<S, R, C * UNIT, W>& ring, Flags<S, W>&
 #endif
 
 // The same by all lanes of a warp.
-template <int UNIT, int C, int S, int R>
-__device__ __forceinline__ void fetch(Ring<S, R, C * UNIT>& ring, Flags<S>& flags, u32 stage, const u8* const (&from)[R],
+template <int UNIT, int C, int S, int R, int W>
+__device__ __forceinline__ void fetch(Ring<S, R, C * UNIT, W>& ring, Flags<S, W>& flags, u32 stage, const u8* const (&from)[R],
                                       u32 at, u32 end) {
     u32 lane = threadIdx.x % 32;
     // All lanes are done with what the stage held before.
@@ -106,8 +106,8 @@ __device__ __forceinline__ void fetch(Ring<S, R, C * UNIT>& ring, Flags<S>& flag
 }
 
 // Sends the first stages of tiles [first, last) on their way: as early as it is known which.
-template <int UNIT, int C, int S, int R>
-__device__ __forceinline__ void start(Ring<S, R, C * UNIT>& ring, Flags<S>& flags, const Place<S>& place,
+template <int UNIT, int C, int S, int R, int W>
+__device__ __forceinline__ void start(Ring<S, R, C * UNIT, W>& ring, Flags<S, W>& flags, const Place<S>& place,
                                       const u8* const (&from)[R], u32 first, u32 last) {
 #pragma unroll
     for (u32 i = 0; i < S - 1; i++) fetch<UNIT, C>(ring, flags, (place.stage + i) % S, from, first + C * i, last);

@@ -18,92 +18,118 @@ __device__ __forceinline__ bool better(float a, u32 i, float b, u32 j) {
     return a > b || (a == b && i < j);
 }
 
-// The best of the experts lane, lane + 32, …; at equal scores the lowest.
-__device__ __forceinline__ void best_of_lane(const float* choice, u32 experts, u32& best, u32& at) {
-    best = 0;
-    at = ~0u;
-    for (u32 e = threadIdx.x % 32; e < experts; e += 32) {
-        u32 score = key(choice[e]);
-        if (score > best || at == ~0u) best = score, at = e;
-    }
-}
+// Every layer runs this code once, by few warps, with nothing of it in the instruction caches: what counts is how many different instructions
+// are met, so loops over experts stay loops. (Unrolled, a choice for one token took 14 us instead of 9.)
 
-// A token's routes, by one warp. `memory` holds 2 * experts + groups floats.
-__device__ __forceinline__ void route_token(const Routing& r, u64 token, const float* logits, const float* bias, u32* chosen,
-                                            float* weights, float* memory) {
-    float *scores = memory, *choice = memory + r.experts, *group_values = memory + 2 * r.experts;
-    u32 lane = threadIdx.x % 32;
-    logits += token * r.experts;
-    chosen += token * r.per_token;
-    weights += token * r.per_token;
-    float highest = -INFINITY_F, total = 1.0f;
-    if (r.softmax) {
-        for (u32 e = lane; e < r.experts; e += 32) highest = fmaxf(highest, logits[e]);
-        highest = warp_max(highest);
-        total = 0.0f;
-        for (u32 e = lane; e < r.experts; e += 32) total += expf(logits[e] - highest);
-        total = warp_sum(total);
-    }
-    for (u32 e = lane; e < r.experts; e += 32) {
-        float score = r.softmax ? expf(logits[e] - highest) / total : 1.0f / (1.0f + expf(-logits[e]));
+// What a token's experts get, and what they are chosen by: `scores` and `choice`, [experts] each. Of experts first, first + step, ….
+__device__ __forceinline__ void score_sigmoid(const Routing& r, const float* logits, const float* bias, float* scores,
+                                              float* choice, u32 first, u32 step) {
+#pragma unroll 2
+    for (u32 e = first; e < r.experts; e += step) {
+        float score = 1.0f / (1.0f + expf(-logits[e]));
         scores[e] = score;
         choice[e] = bias ? score + bias[e] : score;
     }
-    __syncwarp();
-    if (r.groups > 1) {
-        // A group counts with the sum of its two best scores (with bias, DeepSeek-V3), or its best one (DeepSeek-V2).
-        u32 size = r.experts / r.groups;
-        for (u32 group = lane; group < r.groups; group += 32) {
-            float first = -INFINITY_F, second = -INFINITY_F;
-            for (u32 e = group * size; e < (group + 1) * size; e++) {
-                if (choice[e] > first) {
-                    second = first;
-                    first = choice[e];
-                } else if (choice[e] > second) {
-                    second = choice[e];
-                }
+}
+
+// The same by a warp.
+__device__ __forceinline__ void score_softmax(const Routing& r, const float* logits, const float* bias, float* scores,
+                                              float* choice) {
+    u32 lane = threadIdx.x % 32;
+    float highest = -INFINITY_F, total = 0.0f;
+    for (u32 e = lane; e < r.experts; e += 32) highest = fmaxf(highest, logits[e]);
+    highest = warp_max(highest);
+    for (u32 e = lane; e < r.experts; e += 32) total += expf(logits[e] - highest);
+    total = warp_sum(total);
+    for (u32 e = lane; e < r.experts; e += 32) {
+        float score = expf(logits[e] - highest) / total;
+        scores[e] = score;
+        choice[e] = bias ? score + bias[e] : score;
+    }
+}
+
+// Experts of groups that are out are chosen by -inf. A group counts with the sum of its two best scores (with bias, DeepSeek-V3), or its best
+// one (DeepSeek-V2). By a warp.
+__device__ __forceinline__ void keep_groups(const Routing& r, bool bias, float* choice, float* values) {
+    u32 size = r.experts / r.groups, lane = threadIdx.x % 32;
+    for (u32 group = lane; group < r.groups; group += 32) {
+        float first = -INFINITY_F, second = -INFINITY_F;
+        for (u32 e = group * size; e < (group + 1) * size; e++) {
+            if (choice[e] > first) {
+                second = first;
+                first = choice[e];
+            } else if (choice[e] > second) {
+                second = choice[e];
             }
-            group_values[group] = bias ? first + second : first;
         }
-        __syncwarp();
-        for (u32 group = lane; group < r.groups; group += 32) {
-            u32 rank = 0;
-            for (u32 other = 0; other < r.groups; other++)
-                rank += other != group && better(group_values[other], other, group_values[group], group);
-            // Not 0: that would beat a negative biased score.
-            if (rank >= r.keep_groups)
-                for (u32 e = group * size; e < (group + 1) * size; e++) choice[e] = -INFINITY_F;
-        }
-        __syncwarp();
+        values[group] = bias ? first + second : first;
     }
-    // Each lane knows the best of its own experts; only the lane that loses one looks again.
-    u32 mine = 0, at = ~0u;
-    best_of_lane(choice, r.experts, mine, at);
-    float sum = 0.0f;
-    for (u32 i = 0; i < r.per_token; i++) {
-        u32 highest_key = __reduce_max_sync(~0u, mine);
-        u32 best_at = __reduce_min_sync(~0u, mine == highest_key ? at : ~0u);
+    __syncwarp();
+    for (u32 group = lane; group < r.groups; group += 32) {
+        u32 rank = 0;
+        for (u32 other = 0; other < r.groups; other++)
+            rank += other != group && better(values[other], other, values[group], group);
+        // Not 0: that would beat a negative biased score.
+        if (rank >= r.keep_groups)
+            for (u32 e = group * size; e < (group + 1) * size; e++) choice[e] = -INFINITY_F;
+    }
+    __syncwarp();
+}
+
+// The `per_token` best of up to 32 N experts: lane i returns the i-th. `sum` gets that of their scores. By a warp, which has N experts' keys a
+// lane in registers.
+template <int N>
+__device__ __forceinline__ u32 choose(const Routing& r, const float* scores, const float* choice, float& sum) {
+    u32 keys[N], lane = threadIdx.x % 32, own = 0;
+#pragma unroll
+    for (int i = 0; i < N; i++) keys[i] = 32 * i + lane < r.experts ? key(choice[32 * i + lane]) : 0;
+    sum = 0.0f;
+#pragma unroll 1
+    for (u32 rank = 0; rank < r.per_token; rank++) {
+        u32 best = 0, at = ~0u;
+#pragma unroll
+        for (int i = 0; i < N; i++) best = max(best, keys[i]);
+        best = __reduce_max_sync(~0u, best);
+        // At equal scores the lowest.
+#pragma unroll
+        for (int i = N - 1; i >= 0; i--) at = keys[i] == best ? 32 * i + lane : at;
+        u32 best_at = __reduce_min_sync(~0u, at);
+#pragma unroll
+        for (int i = 0; i < N; i++) keys[i] = 32 * i + lane == best_at ? key(-INFINITY_F) : keys[i];
         sum += scores[best_at];
-        if (best_at == at) {
-            chosen[i] = best_at;
-            choice[best_at] = -INFINITY_F;
-            best_of_lane(choice, r.experts, mine, at);
-        }
-        __syncwarp();
+        if (rank == lane) own = best_at;
     }
-    for (u32 i = lane; i < r.per_token; i += 32) {
-        float weight = scores[chosen[i]];
+    return own;
+}
+
+// Routes from scores, by a warp: lane i returns the i-th, of which there are up to 32.
+__device__ __forceinline__ u32 route_token(const Routing& r, u64 token, bool bias, u32* chosen, float* weights, float* memory) {
+    float *scores = memory, *choice = memory + r.experts, sum;
+    u32 lane = threadIdx.x % 32;
+    if (r.groups > 1) keep_groups(r, bias, choice, memory + 2 * r.experts);
+    u32 own = r.experts <= 12 * 32 ? choose<12>(r, scores, choice, sum) : choose<24>(r, scores, choice, sum);
+    if (lane < r.per_token) {
+        float weight = scores[own];
         if (r.normalize) weight /= sum + 1e-20f;
-        weights[i] = weight * r.scaling;
+        chosen[token * r.per_token + lane] = own;
+        weights[token * r.per_token + lane] = weight * r.scaling;
     }
+    return own;
 }
 
 // One warp a token. logits [tokens, experts]; chosen, weights [tokens, per_token], best first.
 // Shared memory: 2 * experts + groups floats.
 extern "C" __global__ void route(Routing r, const float* logits, const float* bias, u32* chosen, float* weights) {
     extern __shared__ float memory[];
+    u64 token = blockIdx.x;
     wait_for_previous();
-    route_token(r, blockIdx.x, logits, bias, chosen, weights, memory);
+    logits += token * r.experts;
+    if (r.softmax)
+        score_softmax(r, logits, bias, memory, memory + r.experts);
+    else
+        score_sigmoid(r, logits, bias, memory, memory + r.experts, threadIdx.x, 32);
+    __syncwarp();
+    route_token(r, token, bias, chosen, weights, memory);
 }
 
 #define FEW_TOKENS 8
@@ -117,14 +143,28 @@ extern "C" __global__ void __launch_bounds__(32 * FEW_TOKENS)
     extern __shared__ float memory[];
     __shared__ u32 experts[FEW_ROUTES], is_first[FEW_ROUTES];
     u32 warp = threadIdx.x / 32, total = count * r.per_token, mine = threadIdx.x;
+    // Nobody reads the last layer's lists any more.
+    for (u32 i = mine; i <= r.experts; i += blockDim.x) slots[i] = make_uint4(0, 0, 0, 0);
     wait_for_previous();
-    if (warp < count) route_token(r, warp, logits, bias, chosen, weights, memory + warp * (2 * r.experts + r.groups));
+    u32 words = 2 * r.experts + r.groups;
+    float* own = memory + warp * words;
+    if (!r.softmax)
+        for (u32 token = 0; token < count; token++) {
+            float* scores = memory + token * words;
+            score_sigmoid(r, logits + token * r.experts, bias, scores, scores + r.experts, mine, blockDim.x);
+        }
+    else if (warp < count)
+        score_softmax(r, logits + warp * r.experts, bias, own, own + r.experts);
     __syncthreads();
-    if (mine < total) experts[mine] = chosen[mine];
+    if (warp < count) {
+        u32 route = route_token(r, warp, bias, chosen, weights, own), lane = mine % 32;
+        if (lane < r.per_token) experts[warp * r.per_token + lane] = route;
+    }
     __syncthreads();
     // A route's place: behind those to lower experts and those of earlier tokens to its own.
     u32 place = 0, visitors = 0, earlier = 0;
     if (mine < total) {
+#pragma unroll 4
         for (u32 i = 0; i < total; i++) {
             bool same = experts[i] == experts[mine];
             visitors += same;
@@ -135,15 +175,16 @@ extern "C" __global__ void __launch_bounds__(32 * FEW_TOKENS)
         tokens[place] = mine / r.per_token;
         places[mine] = place;
     }
-    u32 used = __syncthreads_count(mine < total && earlier == 0), shared = r.shared ? 1 : 0;
+    u32 shared = r.shared ? 1 : 0;
+    __syncthreads();
     if (mine < total && earlier == 0) {
         u32 slot = shared;
+#pragma unroll 4
         for (u32 i = 0; i < total; i++) slot += is_first[i] && experts[i] < experts[mine];
         slots[slot] = make_uint4(experts[mine], place, visitors, 0);
     }
     if (shared && mine == 0) slots[0] = make_uint4(r.experts, total, count, 0);
     if (shared && mine < count) tokens[total + mine] = mine;
-    for (u32 i = shared + used + mine; i <= r.experts; i += blockDim.x) slots[i] = make_uint4(0, 0, 0, 0);
 }
 
 // The lists of all experts, by one block of 1,024 threads. Visits stand by expert, then by token, so every step has one order.

@@ -14,11 +14,18 @@ struct Visit {
 };
 
 // Who visits whom (see router.cu). `slots` null: one expert, number 0, and every token visits it.
+// `shared` is the number of the shared expert plus one, if there is one: the first slot, where all `step` tokens end the list.
 struct Visits {
     const uint4* slots;
     const u32* tokens;
-    u32 count;
+    u32 count, shared, step;
 };
+
+// The shared expert's visits are known before anybody has chosen.
+__device__ __forceinline__ bool is_known(const Visits& visits, u32 slot) { return visits.shared && slot == 0; }
+__device__ __forceinline__ Visit shared_visit(const Visits& visits) {
+    return Visit{visits.shared - 1, visits.count - visits.step, visits.step, 0};
+}
 
 __device__ __forceinline__ bool find_visit(const Visits& visits, u32 slot, Visit& visit) {
     if (!visits.slots) {

@@ -22,7 +22,7 @@ use crate::cuda::router::Routes;
 use crate::cuda::weights::{
     Attention, DeviceMatrix, ExpertMatrices, Experts, FeedForward, Layer, Layout, Mlps, Query, Weights,
 };
-use crate::kv_cache::{PAGE_TOKENS, PagePool};
+use crate::kv_cache::{PAGE_TOKENS, PageId, PagePool};
 use crate::parallel::Rank;
 use crate::{KvCacheDtype, Mode, Semantics, SemanticsOptions};
 
@@ -30,17 +30,17 @@ const HIDDEN: usize = 7_168;
 const WIDTH: usize = 2_048;
 const EXPERTS: usize = 384;
 const HEADS: usize = 64;
-const VOCAB: usize = 163_840;
+pub const VOCAB: usize = 163_840;
 pub const CONTEXT: usize = 1_024;
 
 /// Random values on the GPU, from which large buffers are filled.
-struct Noise {
+pub struct Noise {
     bf16: Buffer,
     tiles: Buffer,
 }
 
 impl Noise {
-    fn new(gpu: &Gpu) -> Noise {
+    pub fn new(gpu: &Gpu) -> Noise {
         // Whole tiles; a length that no weight's is a multiple of, so that matrices differ.
         let len = 1_152 * 14_593;
         let mut random = Random::new(5);
@@ -120,7 +120,7 @@ impl Noise {
         }
     }
 
-    fn layer(&self, gpu: &Gpu) -> Layer {
+    pub fn layer(&self, gpu: &Gpu) -> Layer {
         let ones = |len: usize| gpu.upload(&vec![1f32; len]).unwrap();
         Layer {
             input_layernorm: ones(HIDDEN),
@@ -204,6 +204,16 @@ fn decoding_at_full_width() {
         projections(&gpu, &kernels, &noise, &layers, batch, copy);
         attention(&gpu, &kernels, &noise, KvCacheDtype::Bf16, (batch, CONTEXT), copy);
     }
+    whole_layers(&gpu, kernels, &noise, layers, copy);
+}
+
+#[test]
+#[ignore = "a benchmark, for a GPU with 80 GB or more"]
+fn layers_at_full_width() {
+    let Some((gpu, kernels)) = gpu_with_terms(1) else { return };
+    let noise = Noise::new(&gpu);
+    let copy = bandwidth(&gpu, &kernels, &noise);
+    let layers: Vec<Layer> = (0..6).map(|_| noise.layer(&gpu)).collect();
     whole_layers(&gpu, kernels, &noise, layers, copy);
 }
 
@@ -502,14 +512,16 @@ fn prefill_at_full_width() {
     model.time_parts(MOST, &pages);
 }
 
-/// Time of a layer: the step with six layers minus the step with three, over three, as for vLLM.
-fn whole_layers(gpu: &Gpu, kernels: Kernels, noise: &Noise, layers: Vec<Layer>, copy: f64) {
-    let config = config(6);
+/// A model of these layers, with a cache of noise for 64 sequences of CONTEXT tokens: their pages.
+pub fn model(
+    gpu: &Gpu,
+    kernels: Kernels,
+    noise: &Noise,
+    layers: Vec<Layer>,
+) -> (CudaModel, Vec<Vec<PageId>>) {
+    let config = config(layers.len());
     let semantics = Semantics::new(&config, &SemanticsOptions::default());
-    let per_expert = match &layers[0].feed_forward {
-        FeedForward::Experts(experts) => expert_bytes(&experts.routed),
-        FeedForward::Dense(_) => 0.0,
-    };
+    let scales = vec![1.0; layers.len()];
     let weights = Weights {
         embed_tokens: noise.embeddings(gpu),
         layers,
@@ -520,14 +532,13 @@ fn whole_layers(gpu: &Gpu, kernels: Kernels, noise: &Noise, layers: Vec<Layer>, 
         gpu.clone(),
         kernels,
         config,
-        (semantics, vec![1.0; 6]),
+        (semantics, scales),
         weights,
         (4_096, 64),
         Rank::ALONE,
         Ranks::Alone,
     )
     .unwrap();
-    let batches = [1, 2, 8, 32, 64];
     let mut pool = PagePool::new(64 * (CONTEXT + PAGE_TOKENS));
     model.set_cache(pool.total()).unwrap();
     model.fill_cache(|buffer, bytes| {
@@ -535,13 +546,24 @@ fn whole_layers(gpu: &Gpu, kernels: Kernels, noise: &Noise, layers: Vec<Layer>, 
         gpu.copy(noise.address(), buffer, bytes).unwrap();
         gpu.synchronize().unwrap();
     });
-    let tables: Vec<Vec<_>> = (0..64)
+    let tables = (0..64)
         .map(|_| {
             let mut pages = Vec::new();
             assert!(pool.extend(&mut pages, CONTEXT));
             pages
         })
         .collect();
+    (model, tables)
+}
+
+/// Time of a layer: the step with six layers minus the step with three, over three, as for vLLM.
+fn whole_layers(gpu: &Gpu, kernels: Kernels, noise: &Noise, layers: Vec<Layer>, copy: f64) {
+    let per_expert = match &layers[0].feed_forward {
+        FeedForward::Experts(experts) => expert_bytes(&experts.routed),
+        FeedForward::Dense(_) => 0.0,
+    };
+    let (mut model, tables) = model(gpu, kernels, noise, layers);
+    let batches = [1, 2, 8, 32, 64];
     let mut random = Random::new(9);
     let mut steps = [[(0.0, 0.0); 5]; 2];
     for (which, keep) in [6, 3].into_iter().enumerate() {

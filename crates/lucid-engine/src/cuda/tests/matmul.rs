@@ -108,6 +108,29 @@ fn products_match_f64(terms: usize) {
     }
 }
 
+/// On a GPU of 132 multiprocessors: more than three row tiles for each, and up to four; the last slice of the columns is shorter. Nine vectors
+/// are taken by a kernel that the test above holds to f64.
+#[test]
+fn a_block_for_each_row_tile_gives_the_same_bits() {
+    let Some((gpu, kernels)) = gpu_with_terms(1) else { return };
+    let mut random = Random::new(11);
+    for tiles in [3 * kernels.multiprocessors + 1, 4 * kernels.multiprocessors] {
+        let (rows, cols) = (16 * tiles - 5, 2_080);
+        let host = random::matrix(Layout::Bf16, rows, cols, random.word());
+        let weight = DeviceMatrix::upload(&gpu, &kernels, &host).unwrap();
+        let x = split_vectors(&gpu, &kernels, &random::vector(9 * cols, random.word()), cols, Order::Natural);
+        let results = [1, 8, 9].map(|count| {
+            let y = poisoned(&gpu, count * rows);
+            let product = Product::new(&weight, x.address()).into(y.address());
+            multiply(&gpu, &kernels, product, None, count).unwrap();
+            read(&gpu, &y, count * rows)
+        });
+        for fewer in &results[..2] {
+            assert!(same_bits(fewer, &results[2][..fewer.len()]), "{rows} rows, {}", fewer.len() / rows);
+        }
+    }
+}
+
 /// Products with unit vectors show every code under every scale, NaN too, as the reader decodes them.
 #[test]
 fn every_nvfp4_code_and_scale_is_decoded_exactly() {

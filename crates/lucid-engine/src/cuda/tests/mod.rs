@@ -13,6 +13,7 @@ mod ranks;
 mod router;
 mod sampling;
 mod scoring;
+mod timeline;
 
 use std::io::Write;
 

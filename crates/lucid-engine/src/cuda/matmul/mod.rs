@@ -1,12 +1,19 @@
-//! Matrix products `y = x Wᵀ` on packed weights, with vectors in split form.
+//! Matrix products `y = x Wᵀ` on packed weights, with vectors in split form: which kernels take them.
+
+mod product;
+
+pub use product::Product;
+
+use cudarc::driver::sys::CUfunction;
+use product::Family;
 
 use super::driver::{Address, Gpu, launch};
 use super::kernels::{
-    HOPPER_SHARED, Kernels, MATMUL_FORMAT_SHARED, MATMUL_SHARED, Order, PREFILL_SHARED, PREFILL_VECTORS,
-    ProductArgs,
+    HOPPER_SHARED, Kernels, MATMUL_EVEN_SHARED, MATMUL_FEW_SHARED, MATMUL_FORMAT_SHARED, MATMUL_SHARED,
+    Order, PREFILL_SHARED, PREFILL_VECTORS, ProductArgs,
 };
-use super::packing::{Packing, pack};
-use super::weights::{DeviceMatrix, Layout};
+use super::packing::pack;
+use super::weights::Layout;
 use crate::Error;
 
 /// Warps of a block, sixteen rows each (see `mma.cuh`).
@@ -19,164 +26,6 @@ pub const HOPPER_THREADS: usize = 384;
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Pair([ProductArgs; 2]);
-
-/// Which kernels take a weight: products of one family share a launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Family {
-    /// bf16 and NVFP4.
-    Common,
-    Int4,
-    F8Blocks,
-}
-
-/// A product over a whole weight, one for each head or just one.
-#[derive(Clone, Copy)]
-pub struct Product {
-    args: ProductArgs,
-    layout: Layout,
-    heads: usize,
-    packed: Option<Address>,
-}
-
-impl Product {
-    /// `weight` times the vectors `x` `[_, terms, weight.cols]`, which are in the weight's order (see [`Layout::order`]).
-    #[must_use]
-    pub fn new(weight: &DeviceMatrix, x: Address) -> Product {
-        let layout = weight.layout;
-        let unit = if layout == Layout::Nvfp4 && layout.is_fast(weight.cols) { 128.0 } else { 1.0 };
-        let args = ProductArgs {
-            values: weight.values.address(),
-            scales: weight.scales_address(),
-            scale: weight.global_scale * unit,
-            layout: layout.number(weight.cols),
-            order: layout.order(weight.cols),
-            rows: weight.rows as u32,
-            cols: weight.cols as u32,
-            row_first: 0,
-            row_head: 0,
-            x,
-            x_width: weight.cols as u32,
-            x_head: 0,
-            gather: Address::NULL,
-            y: Address::NULL,
-            y_split: Address::NULL,
-            y_order: Order::Natural,
-            y_width: weight.rows as u32,
-            y_head: 0,
-            accumulate: 0,
-            slices: layout.slices(weight.cols, WARPS) as u32,
-        };
-        Product { args, layout, heads: 1, packed: None }
-    }
-
-    /// Writes f32 `[vectors, rows]`.
-    #[must_use]
-    pub fn into(mut self, y: Address) -> Product {
-        self.args.y = y;
-        self
-    }
-
-    /// Results of a vector stand `width` values after the last one's.
-    #[must_use]
-    pub fn of_width(mut self, width: usize) -> Product {
-        self.args.y_width = width as u32;
-        self
-    }
-
-    /// Adds to f32 `[vectors, rows]`.
-    #[must_use]
-    pub fn add_to(mut self, y: Address) -> Product {
-        (self.args.y, self.args.accumulate) = (y, 1);
-        self
-    }
-
-    /// Writes split form `[vectors, terms, rows]`.
-    #[must_use]
-    pub fn split_into(mut self, y: Address, order: Order) -> Product {
-        (self.args.y_split, self.args.y_order) = (y, order);
-        self
-    }
-
-    /// Where vectors may be packed: Hopper's kernels for prompts need that.
-    #[must_use]
-    pub fn packed_in(mut self, packing: &Packing) -> Product {
-        self.packed = Some(packing.vectors());
-        self
-    }
-
-    /// Vector `i` is `x[rows[i]]`; `rows` are u32 on the GPU.
-    #[must_use]
-    pub fn gather(mut self, rows: Address) -> Product {
-        self.args.gather = rows;
-        self
-    }
-
-    /// One product for each head: `rows` rows of the weight from `first + head * stride` on; a head's vector is its
-    /// `weight.cols` columns of `[_, terms, heads * weight.cols]`, and its result goes to columns `head * out_stride…` of vectors of
-    /// `out_width`.
-    #[must_use]
-    pub fn per_head(
-        mut self,
-        heads: usize,
-        (first, stride, rows): (usize, usize, usize),
-        (out_stride, out_width): (usize, usize),
-    ) -> Product {
-        self.heads = heads;
-        self.args.rows = rows as u32;
-        self.args.row_first = first as u32;
-        self.args.row_head = stride as u32;
-        self.args.x_width = self.args.cols * heads as u32;
-        self.args.x_head = self.args.cols;
-        self.args.y_width = out_width as u32;
-        self.args.y_head = out_stride as u32;
-        self
-    }
-
-    /// Results times `scale`.
-    #[must_use]
-    pub fn scaled(mut self, scale: f32) -> Product {
-        self.args.scale *= scale;
-        self
-    }
-
-    /// Only `count` rows of the weight, from `first` on.
-    #[must_use]
-    pub fn rows(mut self, (first, count): (usize, usize)) -> Product {
-        (self.args.row_first, self.args.rows) = (first as u32, count as u32);
-        self
-    }
-
-    /// As the kernels take it.
-    #[must_use]
-    pub fn args(&self) -> ProductArgs {
-        self.args
-    }
-
-    fn family(&self) -> Family {
-        match self.layout {
-            Layout::Int4 => Family::Int4,
-            Layout::F8Blocks => Family::F8Blocks,
-            _ => Family::Common,
-        }
-    }
-
-    fn is_fast(&self) -> bool {
-        // A head's columns begin at a multiple of its columns, so steps stay aligned; its rows must begin with a tile.
-        let whole_tiles = self.args.row_first.is_multiple_of(16) && self.args.row_head.is_multiple_of(16);
-        self.layout.is_fast(self.args.cols as usize) && whole_tiles
-    }
-
-    /// Whether [`multiply_prefill`] takes it: steps of 128 columns.
-    fn is_for_prefill(&self, kernels: &Kernels) -> bool {
-        let of_heads = self.args.x_head == 0 || self.args.x_head.is_multiple_of(128);
-        kernels.prefill && self.is_fast() && self.args.cols.is_multiple_of(128) && of_heads
-    }
-
-    fn row_blocks(&self) -> usize {
-        let rows_per_block = WARPS / self.args.slices as usize * TILE_ROWS;
-        (self.args.rows as usize).div_ceil(rows_per_block)
-    }
-}
 
 /// Computes one or two products of the same `count` vectors.
 pub fn multiply(
@@ -215,6 +64,12 @@ pub fn multiply(
         }
         return Ok(());
     }
+    if let Some((kernel, threads, shared)) = row_tile_kernel(kernels, &first, second.as_ref(), count) {
+        let pair = Pair([first.args, second.unwrap_or(first).args]);
+        let (first_tiles, vectors) = (first.tiles() as u32, count as u32);
+        let grid = (first.tiles() + second.map_or(0, |second| second.tiles()), 1, 1);
+        return launch!(gpu, kernel, grid, threads, shared; pair, first_tiles, vectors);
+    }
     let (kernel, columns) = match (first.family(), count * kernels.terms) {
         (Family::Int4, 0..=8) => (kernels.matmul_int4_8, 8),
         (Family::Int4, _) => (kernels.matmul_int4_32, 32),
@@ -233,6 +88,26 @@ pub fn multiply(
     let pair = Pair([first.args, second.unwrap_or(first).args]);
     let (first_blocks, vectors) = (blocks as u32, count as u32);
     launch!(gpu, kernel, grid, 256, shared; pair, first_blocks, vectors)
+}
+
+/// The kernel with a row tile for each block, where it fills the GPU more evenly than the others, its threads and its shared memory. The bits are
+/// the same.
+fn row_tile_kernel(
+    kernels: &Kernels,
+    first: &Product,
+    second: Option<&Product>,
+    count: usize,
+) -> Option<(CUfunction, usize, usize)> {
+    let takes = |p: &Product| p.layout == Layout::Bf16 && p.args.slices as usize == WARPS && p.heads == 1;
+    if !kernels.roomy || count * kernels.terms > 8 || !takes(first) || !second.is_none_or(takes) {
+        return None;
+    }
+    let tiles = first.tiles() + second.map_or(0, Product::tiles);
+    match tiles.div_ceil(kernels.multiprocessors) {
+        1 if 2 * tiles <= kernels.multiprocessors => Some((kernels.matmul_few, 256, MATMUL_FEW_SHARED)),
+        4 => Some((kernels.matmul_even, 128, MATMUL_EVEN_SHARED)),
+        _ => None,
+    }
 }
 
 /// The kernel for prompts; the bits are those of decoding.
