@@ -194,7 +194,9 @@ fn attend_piece(block: &mut Block, piece: &Piece<'_>, output: &Shared<'_>) {
             weighted_sum(sizes, queries, Entries::F32(keys), PAGE_TOKENS, &mut block.scores);
         }
         scale(&mut block.scores, shape.scale);
+        let mut next = piece.keys.ahead(shape, piece.index, piece.first_page + number + 1, count);
         for q in 0..count {
+            next.fetch();
             let visible = (span.position + piece.tokens.start + q + 1).saturating_sub(first).min(entries);
             let scores = &mut block.scores[q * PAGE_TOKENS..(q + 1) * PAGE_TOKENS];
             let rescale = softmax_page(scores, visible, &mut block.maximum[q], &mut block.sum[q]);
