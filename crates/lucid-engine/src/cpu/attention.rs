@@ -1,7 +1,7 @@
 //! Latent attention in the absorbed form, one page after the other: answers, and prompts too where the tile unit runs.
 //!
 //! Every head's query is `[q̃ | q_pe]` against cache entries `[c | k_pe]`; the values are the entries' latent part. The softmax
-//! runs online (Milakov & Gimelshein 2018, arXiv:1805.02867) over the pages in order. Pages begin at fixed positions, so the
+//! runs online over the pages in order. Pages begin at fixed positions, so the
 //! order of every sum depends on the token's position alone: not on the chunk, the batch or the threads.
 
 use std::cell::RefCell;
@@ -9,10 +9,9 @@ use std::cell::RefCell;
 use super::aligned::Aligned;
 use super::cache::LatentCache;
 use super::dot::{Scratch, Target, dots};
-use super::exp::exp;
+use super::softmax::Softmax;
 use super::threads::Threads;
-use super::vectorize::vectorized;
-use super::weighted_sum::weighted_sum;
+use super::weighted_sum::{Sizes, weighted_sum};
 use crate::kv_cache::{PAGE_TOKENS, PageId};
 
 /// Query vectors (tokens times heads) that one task holds: their running sums stay in the core's own cache, and it is a
@@ -60,10 +59,9 @@ pub struct Shape {
 /// What one thread needs for a block.
 #[derive(Default)]
 struct Block {
-    page: Aligned<f32>,        // [PAGE_TOKENS, width]
-    scores: Aligned<f32>,      // [queries, PAGE_TOKENS]
-    maximum: Aligned<f32>,     // [queries]
-    sum: Aligned<f32>,         // [queries]
+    page: Aligned<f32>,   // [PAGE_TOKENS, width]
+    scores: Aligned<f32>, // [queries, PAGE_TOKENS]
+    softmax: Softmax,
     accumulated: Aligned<f32>, // [queries, latent]
     no_scratch: Scratch,
 }
@@ -140,10 +138,7 @@ fn attend_block(
         &queries[at..at + width]
     };
     block.scores.resize(count * PAGE_TOKENS, 0.0);
-    block.maximum.clear();
-    block.maximum.resize(count, f32::NEG_INFINITY);
-    block.sum.clear();
-    block.sum.resize(count, 0.0);
+    block.softmax.begin(count);
     block.accumulated.clear();
     block.accumulated.resize(count * latent, 0.0);
 
@@ -155,73 +150,21 @@ fn attend_block(
         let target = Target { at: block.scores.as_mut_ptr(), stride: PAGE_TOKENS, scale: shape.scale };
         // SAFETY: `scores` has room for PAGE_TOKENS entries of every query, and is ours.
         unsafe { dots(values.rows(width), count, query, &mut block.no_scratch, target) };
-        for q in 0..count {
-            let visible = (span.position + token_of(q) + 1).saturating_sub(first).min(entries);
-            let scores = &mut block.scores[q * PAGE_TOKENS..(q + 1) * PAGE_TOKENS];
-            let rescale = softmax_page(scores, visible, &mut block.maximum[q], &mut block.sum[q]);
-            if rescale != 1.0 {
-                self::scale(&mut block.accumulated[q * latent..(q + 1) * latent], rescale);
-            }
-        }
-        weighted_sum((count, entries, latent), &block.scores, values, width, &mut block.accumulated);
+        let visible = |q: usize| (span.position + token_of(q) + 1).saturating_sub(first).min(entries);
+        block.softmax.page(&mut block.scores, visible, &mut block.accumulated, latent);
+        weighted_sum(
+            Sizes::page(count, entries, latent, width),
+            &block.scores,
+            values,
+            &mut block.accumulated,
+        );
     }
     for q in 0..count {
         let at = ((span.row + token_of(q)) * shape.heads + head_of(q)) * latent;
-        let inverse = 1.0 / block.sum[q];
+        let inverse = block.softmax.inverse(q);
         for (i, &value) in block.accumulated[q * latent..(q + 1) * latent].iter().enumerate() {
             // SAFETY: inside `out` (checked in `attend`); this (token, head) is this task's own.
             unsafe { output.0.add(at + i).write(value * inverse) };
-        }
-    }
-}
-
-vectorized! {
-    /// Turns the first `visible` scores of a page into weights against the running maximum, the others into 0; returns what the
-    /// former sums must be multiplied with.
-    pub fn softmax_page(scores: &mut [f32], visible: usize, maximum: &mut f32, sum: &mut f32) -> f32 {
-        let (seen, hidden) = scores.split_at_mut(visible);
-        hidden.fill(0.0);
-        if seen.is_empty() {
-            return 1.0;
-        }
-        // Comparing would drop a NaN; a NaN score must reach the logits, where it is found.
-        let (mut highest, mut wrong) = ([*maximum; 16], [0u32; 16]);
-        let mut look = |scores: &[f32]| {
-            for ((highest, wrong), &score) in highest.iter_mut().zip(&mut wrong).zip(scores) {
-                *highest = if score > *highest { score } else { *highest };
-                *wrong |= u32::from(score.is_nan());
-            }
-        };
-        let (blocks, tail) = seen.as_chunks::<16>();
-        blocks.iter().for_each(|block| look(block));
-        look(tail);
-        let mut highest = highest.into_iter().reduce(|a, b| if b > a { b } else { a }).unwrap_or(*maximum);
-        if wrong.into_iter().any(|wrong| wrong != 0) {
-            highest = f32::NAN;
-        }
-        for score in seen.iter_mut() {
-            *score = exp(*score - highest);
-        }
-        let rescale = exp(*maximum - highest);
-        let mut lanes = [0f32; 16];
-        let (blocks, tail) = seen.as_chunks::<16>();
-        for block in blocks {
-            for (lane, &p) in lanes.iter_mut().zip(block) {
-                *lane += p;
-            }
-        }
-        for (lane, &p) in lanes.iter_mut().zip(tail) {
-            *lane += p;
-        }
-        *sum = *sum * rescale + lanes.iter().sum::<f32>();
-        *maximum = highest;
-        rescale
-    }
-
-    /// `values *= factor`.
-    pub fn scale(values: &mut [f32], factor: f32) {
-        for value in values {
-            *value *= factor;
         }
     }
 }

@@ -16,6 +16,7 @@ mod norm;
 mod rope;
 mod router;
 mod row;
+mod softmax;
 mod threads;
 #[cfg(target_arch = "x86_64")]
 mod tiles;

@@ -17,9 +17,6 @@ use crate::cpu::threads::Threads;
 use crate::cpu::vectorize::vectorized;
 use crate::kv_cache::{PAGE_TOKENS, PageId};
 
-/// Numbers in a line of the cache.
-const LINE: usize = 16;
-
 /// Buffers; they grow to the longest prompt's and stay. What lies behind a span's last position is left over from others.
 #[derive(Default)]
 pub(super) struct Keys {
@@ -131,17 +128,6 @@ impl Keys {
         });
     }
 
-    /// Page `page` of the `index`-th head, if there is one, to be sent for in `steps` steps.
-    pub(super) fn ahead(&self, shape: Shape, index: usize, page: usize, steps: usize) -> Ahead<'_> {
-        let parts = if page < self.pages.len() {
-            let HeadPage { keys, rotated, values } = self.page(shape, index, page);
-            [keys, rotated, values]
-        } else {
-            [&[][..]; 3]
-        };
-        Ahead { parts, steps, step: 0 }
-    }
-
     /// Page `page` of the `index`-th head of those that were computed.
     pub(super) fn page(&self, shape: Shape, index: usize, page: usize) -> HeadPage<'_> {
         let part = |number: usize, cols: usize| {
@@ -155,40 +141,6 @@ impl Keys {
             values: &self.values[part(number, shape.value)],
         }
     }
-}
-
-/// A page that is sent for in some steps before it is met: keys and values come from the third cache for every block of queries, and a
-/// tile that walks down a page's columns is nothing that the processor foresees.
-pub(super) struct Ahead<'a> {
-    parts: [&'a [f32]; 3],
-    steps: usize,
-    step: usize,
-}
-
-impl Ahead<'_> {
-    /// Sends for a step's part of it.
-    pub(super) fn fetch(&mut self) {
-        for part in self.parts {
-            let lines = part.len().div_ceil(LINE);
-            for line in lines * self.step / self.steps..lines * (self.step + 1) / self.steps {
-                fetch_line(&part[line * LINE]);
-            }
-        }
-        self.step += 1;
-    }
-}
-
-/// Sends for the line of the cache that `value` lies in, to the second-level cache; nothing where no instruction for it is known.
-#[inline]
-fn fetch_line(value: &f32) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch reads nothing and never faults; every x86-64 processor has it.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(value).cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = value;
 }
 
 vectorized! {

@@ -15,19 +15,26 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use keys::Keys;
+use keys::{HeadPage, Keys};
 use lucid_checkpoint::Matrix;
 
 use crate::cpu::aligned::Aligned;
-use crate::cpu::attention::{Span, scale, softmax_page};
+use crate::cpu::attention::Span;
 use crate::cpu::cache::{Entries, LatentCache};
+use crate::cpu::softmax::{Softmax, scale};
 use crate::cpu::threads::Threads;
-use crate::cpu::weighted_sum::weighted_sum;
+use crate::cpu::weighted_sum::{Sizes, weighted_sum};
 use crate::kv_cache::PAGE_TOKENS;
 
 /// Queries that one task holds: a page of keys and values is read once for all of them, and their sums stay in the core's own
 /// cache. A multiple of the widest tile, 12.
 const BLOCK_QUERIES: usize = 96;
+
+/// Queries that go together where not all of them see a whole page: nothing is computed that the last of them doesn't see.
+const FEW_QUERIES: usize = 12;
+
+/// Columns that are computed together at least: a vector of scores.
+const COLUMNS: usize = 16;
 
 /// Bytes of keys and values that are expanded at a time, if one head doesn't need more.
 pub const MOST_BYTES: usize = 64 << 20;
@@ -58,11 +65,10 @@ pub struct Expanded {
 /// What one thread needs for a block.
 #[derive(Default)]
 struct Block {
-    page: Aligned<f32>,        // [PAGE_TOKENS, latent + rope] or [PAGE_TOKENS, nope]
-    queries: Aligned<f32>,     // [columns of nope, then of rope, by PAGE_TOKENS][queries, PAGE_TOKENS]
-    scores: Aligned<f32>,      // [queries, PAGE_TOKENS]
-    maximum: Aligned<f32>,     // [queries]
-    sum: Aligned<f32>,         // [queries]
+    page: Aligned<f32>,    // [PAGE_TOKENS, latent + rope] or [PAGE_TOKENS, nope]
+    queries: Aligned<f32>, // [queries, nope + rope]
+    scores: Aligned<f32>,  // [queries, PAGE_TOKENS]
+    softmax: Softmax,
     accumulated: Aligned<f32>, // [queries, value]
 }
 
@@ -158,58 +164,63 @@ fn attend_piece(block: &mut Block, piece: &Piece<'_>, output: &Shared<'_>) {
     let Piece { shape, span, head, .. } = *piece;
     let (count, key, value) = (piece.tokens.len(), shape.nope + shape.rope, shape.value);
     let row = |q: usize| (span.row + piece.tokens.start + q) * shape.heads + head;
-    // Side by side and cut like weights of a page: in the step's buffer the queries of a head are so far apart that they push each
-    // other out of the first cache.
-    let cuts = |columns: Range<usize>| {
-        let end = columns.end;
-        columns.step_by(PAGE_TOKENS).map(move |first| first..end.min(first + PAGE_TOKENS))
-    };
+    // Side by side: in the step's buffer the queries of a head are so far apart that they push each other out of the first cache.
     block.queries.clear();
-    for columns in cuts(0..shape.nope).chain(cuts(shape.nope..key)) {
-        for q in 0..count {
-            let at = block.queries.len();
-            block.queries.extend_from_slice(&piece.queries[row(q) * key..][columns.clone()]);
-            block.queries.resize(at + PAGE_TOKENS, 0.0);
-        }
+    for q in 0..count {
+        block.queries.extend_from_slice(&piece.queries[row(q) * key..][..key]);
     }
     block.scores.resize(count * PAGE_TOKENS, 0.0);
-    block.maximum.clear();
-    block.maximum.resize(count, f32::NEG_INFINITY);
-    block.sum.clear();
-    block.sum.resize(count, 0.0);
+    block.softmax.begin(count);
     block.accumulated.clear();
     block.accumulated.resize(count * value, 0.0);
 
-    let last = span.position + piece.tokens.end; // positions below are visible to the last query
-    for (number, first) in (0..last).step_by(PAGE_TOKENS).enumerate() {
-        let entries = PAGE_TOKENS.min(last - first);
+    let position = span.position + piece.tokens.start;
+    let last = position + count; // positions below are visible to the last query
+    let pages = last.div_ceil(PAGE_TOKENS);
+    for number in 0..pages {
+        let first = number * PAGE_TOKENS;
+        let visible = |q: usize| (position + q + 1).saturating_sub(first).min(PAGE_TOKENS);
         let page = piece.keys.page(shape, piece.index, piece.first_page + number);
-        block.scores.fill(0.0);
-        let mut queries = block.queries.chunks_exact(count * PAGE_TOKENS);
-        for keys in
-            page.keys.chunks(PAGE_TOKENS * PAGE_TOKENS).chain(page.rotated.chunks(PAGE_TOKENS * PAGE_TOKENS))
-        {
-            let Some(queries) = queries.next() else { break };
-            let sizes = (count, keys.len() / PAGE_TOKENS, PAGE_TOKENS);
-            weighted_sum(sizes, queries, Entries::F32(keys), PAGE_TOKENS, &mut block.scores);
+        let next =
+            (number + 1 < pages).then(|| piece.keys.page(shape, piece.index, piece.first_page + number + 1));
+        let next = next.unwrap_or(HeadPage { keys: &[], rotated: &[], values: &[] });
+        // Queries that see something of it, in groups.
+        let seeing = first.saturating_sub(position);
+        let group = if visible(0) == PAGE_TOKENS { count } else { FEW_QUERIES };
+        let groups = || (seeing..count).step_by(group).map(|q| q..count.min(q + group));
+        for group in groups() {
+            let queries = &block.queries[group.start * key..group.end * key];
+            let scores = &mut block.scores[group.start * PAGE_TOKENS..group.end * PAGE_TOKENS];
+            let cols = visible(group.end - 1).next_multiple_of(COLUMNS);
+            scores.fill(0.0);
+            let mut add = |columns: Range<usize>, keys: &[f32], next: &[f32]| {
+                let sizes = Sizes {
+                    queries: group.len(),
+                    entries: columns.len(),
+                    cols,
+                    weights_stride: key,
+                    values_stride: PAGE_TOKENS,
+                    sums_stride: PAGE_TOKENS,
+                    next,
+                };
+                weighted_sum(sizes, &queries[columns.start..], Entries::F32(keys), scores);
+            };
+            add(0..shape.nope, page.keys, next.keys);
+            add(shape.nope..key, page.rotated, next.rotated);
+            scale(scores, shape.scale);
         }
-        scale(&mut block.scores, shape.scale);
-        let mut next = piece.keys.ahead(shape, piece.index, piece.first_page + number + 1, count);
-        for q in 0..count {
-            next.fetch();
-            let visible = (span.position + piece.tokens.start + q + 1).saturating_sub(first).min(entries);
-            let scores = &mut block.scores[q * PAGE_TOKENS..(q + 1) * PAGE_TOKENS];
-            let rescale = softmax_page(scores, visible, &mut block.maximum[q], &mut block.sum[q]);
-            if rescale != 1.0 {
-                scale(&mut block.accumulated[q * value..(q + 1) * value], rescale);
-            }
+        block.softmax.page(&mut block.scores, visible, &mut block.accumulated, value);
+        for group in groups() {
+            let weights = &block.scores[group.start * PAGE_TOKENS..group.end * PAGE_TOKENS];
+            let sums = &mut block.accumulated[group.start * value..group.end * value];
+            let entries = visible(group.end - 1);
+            let sizes = Sizes { next: next.values, ..Sizes::page(group.len(), entries, value, value) };
+            weighted_sum(sizes, weights, Entries::F32(page.values), sums);
         }
-        let values = Entries::F32(page.values);
-        weighted_sum((count, entries, value), &block.scores, values, value, &mut block.accumulated);
     }
     for q in 0..count {
         let sums = &mut block.accumulated[q * value..(q + 1) * value];
-        scale(sums, 1.0 / block.sum[q]);
+        scale(sums, block.softmax.inverse(q));
         // SAFETY: this (token, head) is this task's own.
         unsafe { output.part(row(q) * value, value) }.copy_from_slice(sums);
     }

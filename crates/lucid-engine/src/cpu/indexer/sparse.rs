@@ -8,21 +8,21 @@ use std::ops::Range;
 
 use super::{Choice, Choices};
 use crate::cpu::aligned::Aligned;
-use crate::cpu::attention::{Shape, Span, attend, scale, softmax_page};
+use crate::cpu::attention::{Shape, Span, attend};
 use crate::cpu::cache::{Entries, LatentCache};
 use crate::cpu::dot::{Scratch, Target, dots};
 use crate::cpu::row::Rows;
+use crate::cpu::softmax::Softmax;
 use crate::cpu::threads::Threads;
-use crate::cpu::weighted_sum::weighted_sum;
+use crate::cpu::weighted_sum::{Sizes, weighted_sum};
 use crate::kv_cache::PAGE_TOKENS;
 
 /// What one thread needs for a row.
 #[derive(Default)]
 struct Block {
-    entries: Aligned<f32>,     // [PAGE_TOKENS, width]
-    scores: Aligned<f32>,      // [heads, PAGE_TOKENS]
-    maximum: Aligned<f32>,     // [heads]
-    sum: Aligned<f32>,         // [heads]
+    entries: Aligned<f32>, // [PAGE_TOKENS, width]
+    scores: Aligned<f32>,  // [heads, PAGE_TOKENS]
+    softmax: Softmax,
     accumulated: Aligned<f32>, // [heads, latent]
     no_scratch: Scratch,
 }
@@ -112,10 +112,7 @@ fn attend_row(
     // All of the list, unless a planted fault moved the row to an earlier position.
     let list = &list[..list.partition_point(|&position| position as usize <= token.position)];
     block.scores.resize(count * PAGE_TOKENS, 0.0);
-    block.maximum.clear();
-    block.maximum.resize(count, f32::NEG_INFINITY);
-    block.sum.clear();
-    block.sum.resize(count, 0.0);
+    block.softmax.begin(count);
     block.accumulated.clear();
     block.accumulated.resize(count * latent, 0.0);
     block.entries.resize(PAGE_TOKENS * width, 0.0);
@@ -128,18 +125,12 @@ fn attend_row(
         let target = Target { at: block.scores.as_mut_ptr(), stride: PAGE_TOKENS, scale: shape.scale };
         // SAFETY: `scores` has room for PAGE_TOKENS entries of every head, and is ours.
         unsafe { dots(Rows::f32s(entries, width), count, query, &mut block.no_scratch, target) };
-        for q in 0..count {
-            let scores = &mut block.scores[q * PAGE_TOKENS..(q + 1) * PAGE_TOKENS];
-            let rescale = softmax_page(scores, positions.len(), &mut block.maximum[q], &mut block.sum[q]);
-            if rescale != 1.0 {
-                scale(&mut block.accumulated[q * latent..(q + 1) * latent], rescale);
-            }
-        }
-        let sizes = (count, positions.len(), latent);
-        weighted_sum(sizes, &block.scores, Entries::F32(entries), width, &mut block.accumulated);
+        block.softmax.page(&mut block.scores, |_| positions.len(), &mut block.accumulated, latent);
+        let sizes = Sizes::page(count, positions.len(), latent, width);
+        weighted_sum(sizes, &block.scores, Entries::F32(entries), &mut block.accumulated);
     }
     for q in 0..count {
-        let inverse = 1.0 / block.sum[q];
+        let inverse = block.softmax.inverse(q);
         for (i, &value) in block.accumulated[q * latent..(q + 1) * latent].iter().enumerate() {
             // SAFETY: as above.
             unsafe { output.0.add(at + q * latent + i).write(value * inverse) };

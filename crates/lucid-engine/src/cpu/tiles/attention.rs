@@ -12,9 +12,10 @@ use super::kernel::{NO_SUMS, ROWS, Sums, Tiles, add_weighted, multiply_block};
 use super::parts::{PARTS, split_32};
 use super::vectors::{BLOCK, Form, Line, STEP, pack};
 use super::weights::Panel;
-use crate::cpu::attention::{Shape, Span, scale, softmax_page};
+use crate::cpu::attention::{Shape, Span};
 use crate::cpu::cache::LatentCache;
 use crate::cpu::dot::Target;
+use crate::cpu::softmax::{Softmax, scale};
 use crate::cpu::threads::Threads;
 use crate::kv_cache::PAGE_TOKENS;
 
@@ -28,12 +29,11 @@ pub const COLUMNS: usize = 64;
 /// What one thread needs for a block.
 #[derive(Default)]
 struct Block {
-    queries: Vec<Line>,    // blocks of sixteen, packed
-    scores: Vec<f32>,      // [queries, PAGE_TOKENS]
-    weights: Vec<Line>,    // [queries / 16, 3 parts, 16, PAGE_TOKENS] bf16
-    values: Vec<Line>,     // [PAGE_TOKENS / 2, latent] pairs of bf16
-    maximum: Vec<f32>,     // [queries]
-    sum: Vec<f32>,         // [queries]
+    queries: Vec<Line>, // blocks of sixteen, packed
+    scores: Vec<f32>,   // [queries, PAGE_TOKENS]
+    weights: Vec<Line>, // [queries / 16, 3 parts, 16, PAGE_TOKENS] bf16
+    values: Vec<Line>,  // [PAGE_TOKENS / 2, latent] pairs of bf16
+    softmax: Softmax,
     accumulated: Vec<f32>, // [queries, latent]
     sums: Option<Box<Sums>>,
 }
@@ -123,10 +123,7 @@ unsafe fn attend_piece(block: &mut Block, piece: &Piece<'_>, output: &Output) {
     let steps = width / STEP;
     let query_blocks = count.div_ceil(BLOCK);
     block.scores.resize(count * PAGE_TOKENS, 0.0);
-    block.maximum.clear();
-    block.maximum.resize(count, f32::NEG_INFINITY);
-    block.sum.clear();
-    block.sum.resize(count, 0.0);
+    block.softmax.begin(count);
     block.accumulated.clear();
     block.accumulated.resize(count * latent, 0.0);
     block.weights.resize(query_blocks * PARTS * ROWS * (PAGE_TOKENS / STEP), Line::ZERO);
@@ -141,14 +138,9 @@ unsafe fn attend_piece(block: &mut Block, piece: &Piece<'_>, output: &Output) {
             let Some(values) = piece.cache.bf16_page(piece.layer, page, entries) else { return };
             let panel = Panel { at: values.as_ptr().cast(), stride: width * 2, rows: entries, steps };
             score(block, piece, panel);
-            for q in 0..count {
-                let visible = (piece.span.position + piece.token(q) + 1).saturating_sub(first).min(entries);
-                let scores = &mut block.scores[q * PAGE_TOKENS..(q + 1) * PAGE_TOKENS];
-                let rescale = softmax_page(scores, visible, &mut block.maximum[q], &mut block.sum[q]);
-                if rescale != 1.0 {
-                    scale(&mut block.accumulated[q * latent..(q + 1) * latent], rescale);
-                }
-            }
+            let visible =
+                |q: usize| (piece.span.position + piece.token(q) + 1).saturating_sub(first).min(entries);
+            block.softmax.page(&mut block.scores, visible, &mut block.accumulated, latent);
             split_weights(&block.scores[..count * PAGE_TOKENS], &mut block.weights);
             weave(values, width, latent, &mut block.values);
             for at in (0..count).step_by(ROWS) {
@@ -161,7 +153,7 @@ unsafe fn attend_piece(block: &mut Block, piece: &Piece<'_>, output: &Output) {
         }
         for q in 0..count {
             let sums = &mut block.accumulated[q * latent..(q + 1) * latent];
-            scale(sums, 1.0 / block.sum[q]);
+            scale(sums, block.softmax.inverse(q));
             // Inside `out` (checked by the caller); this (token, head) is this task's own.
             output.0.add(piece.row(q) * latent).copy_from_nonoverlapping(sums.as_ptr(), latent);
         }

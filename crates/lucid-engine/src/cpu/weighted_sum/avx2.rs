@@ -46,14 +46,14 @@ impl Load for u16 {
 /// The CPU has AVX2 and FMA; `cols` is a multiple of 16; lengths as checked there.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn weighted_sum<V: Load>(
-    shape: Shape,
+    sizes: Sizes<'_>,
     weights: &[f32],
     values: &[V],
-    stride: usize,
     sums: &mut [f32],
 ) {
-    for column in (0..shape.2).step_by(16) {
+    let mut next = Next::of(sizes, sizes.cols / 16 * sizes.queries.div_ceil(6));
+    for column in (0..sizes.cols).step_by(16) {
         // SAFETY: these columns exist; features as promised by the caller.
-        unsafe { columns::<V, 2>(6, column, shape, weights, values, stride, sums) };
+        unsafe { columns::<V, 2>(6, column, sizes, weights, values, sums, &mut next) };
     }
 }

@@ -53,28 +53,34 @@ impl Load for u16 {
 /// The CPU has AVX-512 F, BW, VL and DQ; `cols` is a multiple of 16; lengths as checked there.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) unsafe fn weighted_sum<V: Load>(
-    shape: Shape,
+    sizes: Sizes<'_>,
     weights: &[f32],
     values: &[V],
-    stride: usize,
     sums: &mut [f32],
 ) {
     let mut column = 0;
+    let wide = sizes.queries <= 6 || !V::WIDENS;
+    let tiles = if wide {
+        sizes.cols.div_ceil(64) * sizes.queries.div_ceil(6)
+    } else {
+        sizes.cols.div_ceil(32) * sizes.queries.div_ceil(12)
+    };
+    let mut next = Next::of(sizes, tiles);
     // SAFETY: these columns exist; features as promised by the caller.
     unsafe {
-        if shape.0 <= 6 || !V::WIDENS {
-            while column + 64 <= shape.2 {
-                columns::<V, 4>(6, column, shape, weights, values, stride, sums);
+        if wide {
+            while column + 64 <= sizes.cols {
+                columns::<V, 4>(6, column, sizes, weights, values, sums, &mut next);
                 column += 64;
             }
         } else {
-            while column + 32 <= shape.2 {
-                columns::<V, 2>(12, column, shape, weights, values, stride, sums);
+            while column + 32 <= sizes.cols {
+                columns::<V, 2>(12, column, sizes, weights, values, sums, &mut next);
                 column += 32;
             }
         }
-        while column < shape.2 {
-            columns::<V, 1>(12, column, shape, weights, values, stride, sums);
+        while column < sizes.cols {
+            columns::<V, 1>(12, column, sizes, weights, values, sums, &mut next);
             column += 16;
         }
     }

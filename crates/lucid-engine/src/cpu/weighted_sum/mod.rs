@@ -6,6 +6,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod next;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
@@ -15,35 +17,61 @@ use super::cache::Entries;
 use super::unit::Unit;
 use crate::kv_cache::PAGE_TOKENS;
 
-/// How many queries, entries and columns.
-type Shape = (usize, usize, usize);
+/// How many there are of what, and how far apart they stand.
+#[derive(Clone, Copy)]
+pub struct Sizes<'a> {
+    /// Rows of weights, and of sums.
+    pub queries: usize,
+    /// Weights of a query, and rows of values.
+    pub entries: usize,
+    /// Columns of values and sums.
+    pub cols: usize,
+    /// From one query's weights to the next one's.
+    pub weights_stride: usize,
+    /// From one entry's values to the next one's.
+    pub values_stride: usize,
+    /// From one query's sums to the next one's.
+    pub sums_stride: usize,
+    /// What is read next: sent for meanwhile, a line of the cache now and then. A tile that walks down a page's columns is nothing that
+    /// the processor foresees, so without this the third cache was waited for in every tile.
+    pub next: &'a [f32],
+}
 
-/// Adds `entries` weighted value rows to `queries` running sums of `cols` columns.
-///
-/// `weights` `[queries, PAGE_TOKENS]`, `values` rows `stride` apart, `sums` `[queries, cols]`.
+impl Sizes<'_> {
+    /// Weights `[queries, PAGE_TOKENS]`, sums `[queries, cols]`, nothing next.
+    pub fn page(queries: usize, entries: usize, cols: usize, values_stride: usize) -> Self {
+        Sizes {
+            queries,
+            entries,
+            cols,
+            weights_stride: PAGE_TOKENS,
+            values_stride,
+            sums_stride: cols,
+            next: &[],
+        }
+    }
+}
+
+/// Adds weighted rows of values to running sums.
 ///
 /// # Panics
 /// When a buffer is too small.
-pub fn weighted_sum(shape: Shape, weights: &[f32], values: Entries<'_>, stride: usize, sums: &mut [f32]) {
-    weighted_sum_on(Unit::best(), shape, weights, values, stride, sums);
+pub fn weighted_sum(sizes: Sizes<'_>, weights: &[f32], values: Entries<'_>, sums: &mut [f32]) {
+    weighted_sum_on(Unit::best(), sizes, weights, values, sums);
 }
 
 /// The same on a unit of choice, which the processor has.
-fn weighted_sum_on(
-    unit: Unit,
-    shape: Shape,
-    weights: &[f32],
-    values: Entries<'_>,
-    stride: usize,
-    sums: &mut [f32],
-) {
-    let (queries, entries, cols) = shape;
-    assert!(cols <= stride && entries <= PAGE_TOKENS);
-    assert!(weights.len() >= queries * PAGE_TOKENS && sums.len() >= queries * cols);
-    assert!(entries == 0 || values.len() >= (entries - 1) * stride + cols);
+fn weighted_sum_on(unit: Unit, sizes: Sizes<'_>, weights: &[f32], values: Entries<'_>, sums: &mut [f32]) {
+    let Sizes { queries, entries, cols, weights_stride, values_stride, sums_stride, .. } = sizes;
+    assert!(entries <= weights_stride && cols <= values_stride && cols <= sums_stride);
+    let fits =
+        |rows: usize, stride: usize, cols: usize, len: usize| rows == 0 || len >= (rows - 1) * stride + cols;
+    assert!(fits(queries, weights_stride, entries, weights.len()), "too few weights");
+    assert!(fits(entries, values_stride, cols, values.len()), "too few values");
+    assert!(fits(queries, sums_stride, cols, sums.len()), "too few sums");
     match values {
-        Entries::F32(values) => run(unit, shape, weights, values, stride, sums),
-        Entries::Bf16(values) => run(unit, shape, weights, values, stride, sums),
+        Entries::F32(values) => run(unit, sizes, weights, values, sums),
+        Entries::Bf16(values) => run(unit, sizes, weights, values, sums),
     }
 }
 
@@ -72,35 +100,30 @@ impl From<u16> for Widened {
     }
 }
 
-fn run<V: Stored>(unit: Unit, shape: Shape, weights: &[f32], values: &[V], stride: usize, sums: &mut [f32]) {
+fn run<V: Stored>(unit: Unit, sizes: Sizes<'_>, weights: &[f32], values: &[V], sums: &mut [f32]) {
     // SAFETY: the unit is there; lengths were checked by the caller.
     unsafe {
         match unit {
             #[cfg(target_arch = "x86_64")]
-            Unit::Avx512 if shape.2.is_multiple_of(16) => {
-                avx512::weighted_sum(shape, weights, values, stride, sums);
+            Unit::Avx512 if sizes.cols.is_multiple_of(16) => {
+                avx512::weighted_sum(sizes, weights, values, sums);
             }
             #[cfg(target_arch = "x86_64")]
-            Unit::Avx2 if shape.2.is_multiple_of(16) => {
-                avx2::weighted_sum(shape, weights, values, stride, sums);
+            Unit::Avx2 if sizes.cols.is_multiple_of(16) => {
+                avx2::weighted_sum(sizes, weights, values, sums);
             }
-            _ => plain(shape, weights, values, stride, sums),
+            _ => plain(sizes, weights, values, sums),
         }
     }
 }
 
-fn plain<V: Stored>(
-    (queries, entries, cols): Shape,
-    weights: &[f32],
-    values: &[V],
-    stride: usize,
-    sums: &mut [f32],
-) {
+fn plain<V: Stored>(sizes: Sizes<'_>, weights: &[f32], values: &[V], sums: &mut [f32]) {
+    let Sizes { queries, entries, cols, weights_stride, values_stride, sums_stride, .. } = sizes;
     for q in 0..queries {
         for j in 0..entries {
-            let weight = weights[q * PAGE_TOKENS + j];
-            let value = &values[j * stride..j * stride + cols];
-            for (sum, &value) in sums[q * cols..(q + 1) * cols].iter_mut().zip(value) {
+            let weight = weights[q * weights_stride + j];
+            let value = &values[j * values_stride..][..cols];
+            for (sum, &value) in sums[q * sums_stride..][..cols].iter_mut().zip(value) {
                 *sum = weight.mul_add(value.into().0, *sum);
             }
         }

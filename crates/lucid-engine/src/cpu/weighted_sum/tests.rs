@@ -11,21 +11,23 @@ fn vector_forms_have_the_bits_of_the_plain_form() {
         (6, 0, 16),
         (5, 33, 48),
         (14, 64, 144),
+        (7, 192, 64),
         (2, 7, 21),
         (27, 9, 96),
     ];
-    for shape in shapes {
-        let (queries, entries, cols) = shape;
-        let stride = cols + 3;
+    for (queries, entries, cols) in shapes {
         let pseudo = |i: usize| ((i * 7919 + 13) % 1009) as f32 / 500.0 - 1.0;
-        let weights: Vec<f32> = (0..queries * PAGE_TOKENS).map(pseudo).collect();
-        let values: Vec<f32> = (0..entries * stride).map(|i| pseudo(i + 5)).collect();
+        let next: Vec<f32> = (0..100).map(pseudo).collect();
+        let (weights_stride, values_stride, sums_stride) = (entries + 5, cols + 3, cols + 2);
+        let sizes = Sizes { queries, entries, cols, weights_stride, values_stride, sums_stride, next: &next };
+        let weights: Vec<f32> = (0..queries * weights_stride).map(pseudo).collect();
+        let values: Vec<f32> = (0..entries * values_stride).map(|i| pseudo(i + 5)).collect();
         let halves: Vec<u16> = values.iter().map(|x| (x.to_bits() >> 16) as u16).collect();
-        let start: Vec<f32> = (0..queries * cols).map(|i| pseudo(i + 11)).collect();
+        let start: Vec<f32> = (0..queries * sums_stride).map(|i| pseudo(i + 11)).collect();
         for values in [Entries::F32(&values), Entries::Bf16(&halves)] {
             let sums = |unit: Unit| -> Vec<u32> {
                 let mut sums = start.clone();
-                weighted_sum_on(unit, shape, &weights, values, stride, &mut sums);
+                weighted_sum_on(unit, sizes, &weights, values, &mut sums);
                 sums.into_iter().map(f32::to_bits).collect()
             };
             let plain = sums(Unit::Plain);
@@ -38,10 +40,10 @@ fn vector_forms_have_the_bits_of_the_plain_form() {
                 Entries::Bf16(values) => f32::from_bits(u32::from(values[i]) << 16),
             };
             let (q, column) = (queries - 1, cols / 2);
-            let by_hand = (0..entries).fold(start[q * cols + column], |sum, j| {
-                weights[q * PAGE_TOKENS + j].mul_add(value(j * stride + column), sum)
+            let by_hand = (0..entries).fold(start[q * sums_stride + column], |sum, j| {
+                weights[q * weights_stride + j].mul_add(value(j * values_stride + column), sum)
             });
-            assert_eq!(plain[q * cols + column], by_hand.to_bits());
+            assert_eq!(plain[q * sums_stride + column], by_hand.to_bits());
         }
     }
 }

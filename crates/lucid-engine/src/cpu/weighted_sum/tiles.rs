@@ -11,7 +11,8 @@ macro_rules! tiles {
         zero: $zero:ident, load: $load:ident, store: $store:ident, broadcast: $broadcast:ident, multiply_add: $multiply_add:ident,
         queries: { $($queries:literal)* },
     ) => {
-        use super::{PAGE_TOKENS, Shape};
+        use super::Sizes;
+        use super::next::Next;
         use crate::cpu::unroll::unroll;
 
         /// All queries by `C` vectors of columns, in groups of about equal size, at most `most` queries each.
@@ -23,22 +24,23 @@ macro_rules! tiles {
         unsafe fn columns<V: Load, const C: usize>(
             most: usize,
             column: usize,
-            (queries, entries, cols): Shape,
+            sizes: Sizes<'_>,
             weights: &[f32],
             values: &[V],
-            stride: usize,
             sums: &mut [f32],
+            next: &mut Next,
         ) {
+            let Sizes { queries, weights_stride, sums_stride, .. } = sizes;
             let mut q = 0;
             for group in (1..=queries.div_ceil(most)).rev() {
                 let width = (queries - q).div_ceil(group);
                 // SAFETY: queries `q..` and the columns exist; features as promised by the caller.
                 unsafe {
-                    let weights = weights.as_ptr().add(q * PAGE_TOKENS);
+                    let weights = weights.as_ptr().add(q * weights_stride);
                     let values = values.as_ptr().add(column);
-                    let sums = sums.as_mut_ptr().add(q * cols + column);
+                    let sums = sums.as_mut_ptr().add(q * sums_stride + column);
                     match width {
-                        $( $queries => tile::<V, $queries, C>(weights, values, stride, entries, sums, cols), )*
+                        $( $queries => tile::<V, $queries, C>(sizes, weights, values, sums, next), )*
                         _ => unreachable!("{width} of {queries} queries in a group"),
                     }
                 }
@@ -53,29 +55,32 @@ macro_rules! tiles {
         #[inline]
         #[target_feature(enable = $features)]
         unsafe fn tile<V: Load, const Q: usize, const C: usize>(
+            sizes: Sizes<'_>,
             weights: *const f32,
             values: *const V,
-            stride: usize,
-            entries: usize,
             sums: *mut f32,
-            cols: usize,
+            next: &mut Next,
         ) {
+            let Sizes { entries, weights_stride, values_stride, sums_stride, .. } = sizes;
+            let mut ahead = *next;
             // SAFETY: promised by the caller.
             unsafe {
                 let mut acc = [[$zero(); C]; Q];
                 unroll!(I < Q, at most 12 => {
-                    unroll!(J < C => { acc[I][J] = $load(sums.add(I * cols + $lanes * J)); });
+                    unroll!(J < C => { acc[I][J] = $load(sums.add(I * sums_stride + $lanes * J)); });
                 });
                 for j in 0..entries {
+                    ahead.fetch(j);
                     let mut value = [$zero(); C];
-                    unroll!(J < C => { value[J] = V::load(values.add(j * stride + $lanes * J)); });
+                    unroll!(J < C => { value[J] = V::load(values.add(j * values_stride + $lanes * J)); });
                     unroll!(I < Q, at most 12 => {
-                        let weight = $broadcast(*weights.add(I * PAGE_TOKENS + j));
+                        let weight = $broadcast(*weights.add(I * weights_stride + j));
                         unroll!(J < C => { acc[I][J] = $multiply_add(weight, value[J], acc[I][J]); });
                     });
                 }
+                *next = ahead;
                 unroll!(I < Q, at most 12 => {
-                    unroll!(J < C => { $store(sums.add(I * cols + $lanes * J), acc[I][J]); });
+                    unroll!(J < C => { $store(sums.add(I * sums_stride + $lanes * J), acc[I][J]); });
                 });
             }
         }
