@@ -105,14 +105,14 @@ fn highest(scores: &[f32], least: f32) -> f32 {
     let (blocks, tail) = scores.as_chunks::<16>();
     blocks.iter().for_each(|block| look(block));
     look(tail);
-    // A maximum has no order: in halves it takes four steps, not sixteen.
-    for half in [8, 4, 2, 1] {
-        for i in 0..half {
-            highest[i] = if highest[i + half] > highest[i] { highest[i + half] } else { highest[i] };
-            wrong[i] |= wrong[i + half];
-        }
+    if wrong.iter().fold(0, |all, wrong| all | wrong) != 0 {
+        return f32::NAN;
     }
-    if wrong[0] != 0 { f32::NAN } else { highest[0] }
+    // A maximum has no order: in halves it takes four steps, not sixteen.
+    let higher = |a: f32, b: f32| if b > a { b } else { a };
+    let h: [f32; 8] = std::array::from_fn(|i| higher(highest[i], highest[i + 8]));
+    let h: [f32; 4] = std::array::from_fn(|i| higher(h[i], h[i + 4]));
+    higher(higher(h[0], h[2]), higher(h[1], h[3]))
 }
 
 /// The sum of `weights`, in sixteen lanes, so that its order is fixed whatever the vector width.

@@ -66,7 +66,7 @@ pub struct Expanded {
 #[derive(Default)]
 struct Block {
     page: Aligned<f32>,    // [PAGE_TOKENS, latent + rope] or [PAGE_TOKENS, nope]
-    queries: Aligned<f32>, // [queries, nope + rope]
+    queries: Aligned<f32>, // [columns of nope, then of rope, by PAGE_TOKENS][queries, PAGE_TOKENS]
     scores: Aligned<f32>,  // [queries, PAGE_TOKENS]
     softmax: Softmax,
     accumulated: Aligned<f32>, // [queries, value]
@@ -164,10 +164,20 @@ fn attend_piece(block: &mut Block, piece: &Piece<'_>, output: &Shared<'_>) {
     let Piece { shape, span, head, .. } = *piece;
     let (count, key, value) = (piece.tokens.len(), shape.nope + shape.rope, shape.value);
     let row = |q: usize| (span.row + piece.tokens.start + q) * shape.heads + head;
-    // Side by side: in the step's buffer the queries of a head are so far apart that they push each other out of the first cache.
+    // Side by side and cut like weights of a page: in the step's buffer the queries of a head are so far apart that they push each
+    // other out of the first cache.
+    let cuts = |columns: Range<usize>| {
+        let end = columns.end;
+        columns.step_by(PAGE_TOKENS).map(move |first| first..end.min(first + PAGE_TOKENS))
+    };
+    let rotated = cuts(0..shape.nope).count() * count * PAGE_TOKENS; // where queries' rotated columns begin
     block.queries.clear();
-    for q in 0..count {
-        block.queries.extend_from_slice(&piece.queries[row(q) * key..][..key]);
+    for columns in cuts(0..shape.nope).chain(cuts(shape.nope..key)) {
+        for q in 0..count {
+            let at = block.queries.len();
+            block.queries.extend_from_slice(&piece.queries[row(q) * key..][columns.clone()]);
+            block.queries.resize(at + PAGE_TOKENS, 0.0);
+        }
     }
     block.scores.resize(count * PAGE_TOKENS, 0.0);
     block.softmax.begin(count);
@@ -189,24 +199,24 @@ fn attend_piece(block: &mut Block, piece: &Piece<'_>, output: &Shared<'_>) {
         let group = if visible(0) == PAGE_TOKENS { count } else { FEW_QUERIES };
         let groups = || (seeing..count).step_by(group).map(|q| q..count.min(q + group));
         for group in groups() {
-            let queries = &block.queries[group.start * key..group.end * key];
+            let queries = &block.queries[group.start * PAGE_TOKENS..];
             let scores = &mut block.scores[group.start * PAGE_TOKENS..group.end * PAGE_TOKENS];
             let cols = visible(group.end - 1).next_multiple_of(COLUMNS);
             scores.fill(0.0);
-            let mut add = |columns: Range<usize>, keys: &[f32], next: &[f32]| {
+            let mut add = |queries: &[f32], entries: usize, keys: &[f32], next: &[f32]| {
                 let sizes = Sizes {
                     queries: group.len(),
-                    entries: columns.len(),
+                    entries,
                     cols,
-                    weights_stride: key,
+                    parts_stride: count * PAGE_TOKENS,
                     values_stride: PAGE_TOKENS,
                     sums_stride: PAGE_TOKENS,
                     next,
                 };
-                weighted_sum(sizes, &queries[columns.start..], Entries::F32(keys), scores);
+                weighted_sum(sizes, queries, Entries::F32(keys), scores);
             };
-            add(0..shape.nope, page.keys, next.keys);
-            add(shape.nope..key, page.rotated, next.rotated);
+            add(queries, shape.nope, page.keys, next.keys);
+            add(&queries[rotated..], shape.rope, page.rotated, next.rotated);
             scale(scores, shape.scale);
         }
         block.softmax.page(&mut block.scores, visible, &mut block.accumulated, value);

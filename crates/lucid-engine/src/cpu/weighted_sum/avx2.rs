@@ -51,7 +51,7 @@ pub(super) unsafe fn weighted_sum<V: Load>(
     values: &[V],
     sums: &mut [f32],
 ) {
-    let mut next = Next::of(sizes, sizes.cols / 16 * sizes.queries.div_ceil(6));
+    let mut next = Next::of(sizes, values, sizes.cols / 16 * sizes.queries.div_ceil(6));
     for column in (0..sizes.cols).step_by(16) {
         // SAFETY: these columns exist; features as promised by the caller.
         unsafe { columns::<V, 2>(6, column, sizes, weights, values, sums, &mut next) };

@@ -65,7 +65,7 @@ pub(super) unsafe fn weighted_sum<V: Load>(
     } else {
         sizes.cols.div_ceil(32) * sizes.queries.div_ceil(12)
     };
-    let mut next = Next::of(sizes, tiles);
+    let mut next = Next::of(sizes, values, tiles);
     // SAFETY: these columns exist; features as promised by the caller.
     unsafe {
         if wide {

@@ -26,8 +26,9 @@ pub struct Sizes<'a> {
     pub entries: usize,
     /// Columns of values and sums.
     pub cols: usize,
-    /// From one query's weights to the next one's.
-    pub weights_stride: usize,
+    /// From a query's first `PAGE_TOKENS` weights to the next ones, if it has more: weights are `[_, queries, PAGE_TOKENS]`, because
+    /// with a stride that it knows the compiler needs one pointer for all queries of a tile.
+    pub parts_stride: usize,
     /// From one entry's values to the next one's.
     pub values_stride: usize,
     /// From one query's sums to the next one's.
@@ -40,15 +41,7 @@ pub struct Sizes<'a> {
 impl Sizes<'_> {
     /// Weights `[queries, PAGE_TOKENS]`, sums `[queries, cols]`, nothing next.
     pub fn page(queries: usize, entries: usize, cols: usize, values_stride: usize) -> Self {
-        Sizes {
-            queries,
-            entries,
-            cols,
-            weights_stride: PAGE_TOKENS,
-            values_stride,
-            sums_stride: cols,
-            next: &[],
-        }
+        Sizes { queries, entries, cols, parts_stride: 0, values_stride, sums_stride: cols, next: &[] }
     }
 }
 
@@ -62,11 +55,15 @@ pub fn weighted_sum(sizes: Sizes<'_>, weights: &[f32], values: Entries<'_>, sums
 
 /// The same on a unit of choice, which the processor has.
 fn weighted_sum_on(unit: Unit, sizes: Sizes<'_>, weights: &[f32], values: Entries<'_>, sums: &mut [f32]) {
-    let Sizes { queries, entries, cols, weights_stride, values_stride, sums_stride, .. } = sizes;
-    assert!(entries <= weights_stride && cols <= values_stride && cols <= sums_stride);
+    let Sizes { queries, entries, cols, parts_stride, values_stride, sums_stride, .. } = sizes;
+    assert!(cols <= values_stride && cols <= sums_stride);
     let fits =
         |rows: usize, stride: usize, cols: usize, len: usize| rows == 0 || len >= (rows - 1) * stride + cols;
-    assert!(fits(queries, weights_stride, entries, weights.len()), "too few weights");
+    for part in 0..entries.div_ceil(PAGE_TOKENS) {
+        let here = PAGE_TOKENS.min(entries - part * PAGE_TOKENS);
+        let weights = weights.len().saturating_sub(part * parts_stride);
+        assert!(fits(queries, PAGE_TOKENS, here, weights), "too few weights");
+    }
     assert!(fits(entries, values_stride, cols, values.len()), "too few values");
     assert!(fits(queries, sums_stride, cols, sums.len()), "too few sums");
     match values {
@@ -118,10 +115,10 @@ fn run<V: Stored>(unit: Unit, sizes: Sizes<'_>, weights: &[f32], values: &[V], s
 }
 
 fn plain<V: Stored>(sizes: Sizes<'_>, weights: &[f32], values: &[V], sums: &mut [f32]) {
-    let Sizes { queries, entries, cols, weights_stride, values_stride, sums_stride, .. } = sizes;
+    let Sizes { queries, entries, cols, parts_stride, values_stride, sums_stride, .. } = sizes;
     for q in 0..queries {
         for j in 0..entries {
-            let weight = weights[q * weights_stride + j];
+            let weight = weights[j / PAGE_TOKENS * parts_stride + q * PAGE_TOKENS + j % PAGE_TOKENS];
             let value = &values[j * values_stride..][..cols];
             for (sum, &value) in sums[q * sums_stride..][..cols].iter_mut().zip(value) {
                 *sum = weight.mul_add(value.into().0, *sum);

@@ -11,30 +11,32 @@ const LINE: usize = 64;
 #[derive(Clone, Copy)]
 pub(super) struct Next {
     at: *const u8,
-    /// Of a tile's entries, those whose number has all of these bits set fetch a line; all bits: none.
+    /// Of a tile's entries, those whose number has none of these bits set fetch a line.
     mask: usize,
+    /// Bytes from one to the next.
+    step: usize,
 }
 
 impl Next {
-    /// Spreads `sizes.next` over `tiles` tiles.
-    pub(super) fn of(sizes: Sizes<'_>, tiles: usize) -> Next {
+    /// Spreads `sizes.next` over `tiles` tiles of `values`.
+    pub(super) fn of<V>(sizes: Sizes<'_>, values: &[V], tiles: usize) -> Next {
+        if sizes.next.is_empty() {
+            // One useless fetch a tile, of a place that is there, costs less than asking for more than a bit.
+            return Next { at: values.as_ptr().cast(), mask: usize::MAX, step: 0 };
+        }
         let lines = size_of_val(sizes.next).div_ceil(LINE);
-        let mask = match (tiles * sizes.entries).checked_div(lines) {
-            // Rounded down, so that all of it is fetched; up to as many bytes again behind it are, which does no harm.
-            Some(every) if every > 0 => (1 << every.ilog2()) - 1,
-            Some(_) => 0,
-            None => usize::MAX,
-        };
-        Next { at: sizes.next.as_ptr().cast(), mask }
+        // Rounded down, so that all of it is fetched; up to as many bytes again behind it are, which does no harm.
+        let every = (tiles * sizes.entries / lines).max(1);
+        Next { at: sizes.next.as_ptr().cast(), mask: (1 << every.ilog2()) - 1, step: LINE }
     }
 
     /// Fetches a line to the second-level cache if entry `entry` is to.
     #[inline(always)]
     pub(super) fn fetch(&mut self, entry: usize) {
-        if entry & self.mask == self.mask {
+        if entry & self.mask == 0 {
             // SAFETY: a prefetch reads nothing and never faults; every x86-64 processor has it.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(self.at.cast()) };
-            self.at = self.at.wrapping_add(LINE);
+            self.at = self.at.wrapping_add(self.step);
         }
     }
 }

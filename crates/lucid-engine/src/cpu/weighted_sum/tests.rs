@@ -18,9 +18,10 @@ fn vector_forms_have_the_bits_of_the_plain_form() {
     for (queries, entries, cols) in shapes {
         let pseudo = |i: usize| ((i * 7919 + 13) % 1009) as f32 / 500.0 - 1.0;
         let next: Vec<f32> = (0..100).map(pseudo).collect();
-        let (weights_stride, values_stride, sums_stride) = (entries + 5, cols + 3, cols + 2);
-        let sizes = Sizes { queries, entries, cols, weights_stride, values_stride, sums_stride, next: &next };
-        let weights: Vec<f32> = (0..queries * weights_stride).map(pseudo).collect();
+        let (values_stride, sums_stride) = (cols + 3, cols + 2);
+        let parts_stride = (queries + 1) * PAGE_TOKENS;
+        let sizes = Sizes { queries, entries, cols, parts_stride, values_stride, sums_stride, next: &next };
+        let weights: Vec<f32> = (0..entries.div_ceil(PAGE_TOKENS) * parts_stride).map(pseudo).collect();
         let values: Vec<f32> = (0..entries * values_stride).map(|i| pseudo(i + 5)).collect();
         let halves: Vec<u16> = values.iter().map(|x| (x.to_bits() >> 16) as u16).collect();
         let start: Vec<f32> = (0..queries * sums_stride).map(|i| pseudo(i + 11)).collect();
@@ -41,7 +42,8 @@ fn vector_forms_have_the_bits_of_the_plain_form() {
             };
             let (q, column) = (queries - 1, cols / 2);
             let by_hand = (0..entries).fold(start[q * sums_stride + column], |sum, j| {
-                weights[q * weights_stride + j].mul_add(value(j * values_stride + column), sum)
+                weights[j / PAGE_TOKENS * parts_stride + q * PAGE_TOKENS + j % PAGE_TOKENS]
+                    .mul_add(value(j * values_stride + column), sum)
             });
             assert_eq!(plain[q * sums_stride + column], by_hand.to_bits());
         }

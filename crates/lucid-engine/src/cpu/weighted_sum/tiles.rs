@@ -11,7 +11,7 @@ macro_rules! tiles {
         zero: $zero:ident, load: $load:ident, store: $store:ident, broadcast: $broadcast:ident, multiply_add: $multiply_add:ident,
         queries: { $($queries:literal)* },
     ) => {
-        use super::Sizes;
+        use super::{PAGE_TOKENS, Sizes};
         use super::next::Next;
         use crate::cpu::unroll::unroll;
 
@@ -30,13 +30,13 @@ macro_rules! tiles {
             sums: &mut [f32],
             next: &mut Next,
         ) {
-            let Sizes { queries, weights_stride, sums_stride, .. } = sizes;
+            let Sizes { queries, sums_stride, .. } = sizes;
             let mut q = 0;
             for group in (1..=queries.div_ceil(most)).rev() {
                 let width = (queries - q).div_ceil(group);
                 // SAFETY: queries `q..` and the columns exist; features as promised by the caller.
                 unsafe {
-                    let weights = weights.as_ptr().add(q * weights_stride);
+                    let weights = weights.as_ptr().add(q * PAGE_TOKENS);
                     let values = values.as_ptr().add(column);
                     let sums = sums.as_mut_ptr().add(q * sums_stride + column);
                     match width {
@@ -61,7 +61,7 @@ macro_rules! tiles {
             sums: *mut f32,
             next: &mut Next,
         ) {
-            let Sizes { entries, weights_stride, values_stride, sums_stride, .. } = sizes;
+            let Sizes { entries, parts_stride, values_stride, sums_stride, .. } = sizes;
             let mut ahead = *next;
             // SAFETY: promised by the caller.
             unsafe {
@@ -69,14 +69,18 @@ macro_rules! tiles {
                 unroll!(I < Q, at most 12 => {
                     unroll!(J < C => { acc[I][J] = $load(sums.add(I * sums_stride + $lanes * J)); });
                 });
-                for j in 0..entries {
-                    ahead.fetch(j);
-                    let mut value = [$zero(); C];
-                    unroll!(J < C => { value[J] = V::load(values.add(j * values_stride + $lanes * J)); });
-                    unroll!(I < Q, at most 12 => {
-                        let weight = $broadcast(*weights.add(I * weights_stride + j));
-                        unroll!(J < C => { acc[I][J] = $multiply_add(weight, value[J], acc[I][J]); });
-                    });
+                for part in 0..entries.div_ceil(PAGE_TOKENS) {
+                    let weights = weights.add(part * parts_stride);
+                    let values = values.add(part * PAGE_TOKENS * values_stride);
+                    for j in 0..PAGE_TOKENS.min(entries - part * PAGE_TOKENS) {
+                        ahead.fetch(j);
+                        let mut value = [$zero(); C];
+                        unroll!(J < C => { value[J] = V::load(values.add(j * values_stride + $lanes * J)); });
+                        unroll!(I < Q, at most 12 => {
+                            let weight = $broadcast(*weights.add(I * PAGE_TOKENS + j));
+                            unroll!(J < C => { acc[I][J] = $multiply_add(weight, value[J], acc[I][J]); });
+                        });
+                    }
                 }
                 *next = ahead;
                 unroll!(I < Q, at most 12 => {
