@@ -10,6 +10,8 @@ use crate::{Error, KvCacheDtype, Mode};
 const UNIT_TOKENS: usize = 32;
 /// Of a large GPU; a block on tensor cores takes one.
 const MULTIPROCESSORS: usize = 132;
+/// Threads of `attention_inputs`, as in `attention.cu`.
+const INPUTS_THREADS: usize = 128;
 /// Blocks that keep half of them busy.
 const ENOUGH_BLOCKS: usize = 60;
 /// Memory for sums of single units, when it is free to choose.
@@ -115,7 +117,7 @@ pub fn inputs(
     let at_once = if step.count < MULTIPROCESSORS { 1 } else { shape.heads.min(16) };
     let blocks = 1 + shape.heads.div_ceil(at_once);
     let at_once = at_once as u32;
-    launch!(gpu, kernel, (step.count, blocks, 1), 128, 0;
+    launch!(gpu, kernel, (step.count, blocks, 1), INPUTS_THREADS, 0;
         inputs.entries, norm, inputs.eps, inputs.queries, heads, at_once, nope, angles, interleaved, step.rows, step.pages, cache.at,
         cache.scale, inputs.nope_split, inputs.absorbed)
 }

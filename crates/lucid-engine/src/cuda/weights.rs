@@ -99,6 +99,8 @@ impl Layout {
         let (step, steps_per_warp) = match self {
             Layout::Nvfp4 | Layout::Int4 => (128, 14),
             Layout::F8Blocks => (128, 7),
+            // So few are in the rings before vectors come.
+            _ if cols <= 512 => (32, 4),
             _ => (32, 8),
         };
         let wanted = (cols / step / steps_per_warp).clamp(1, warps);

@@ -22,6 +22,7 @@ __device__ __forceinline__ float rotated(const float* x, const float2* angles, i
     return second ? high * angle.x + low * angle.y : low * angle.x - high * angle.y;
 }
 
+#define INPUTS_THREADS 128
 // Block 0 of a row: norm and rotation of its cache entry, which goes to its page. Other blocks: queries of `at_once` heads each; the
 // part without position is split for the absorbing product, if that comes (else `nope_split` is null), the rotated part goes to
 // `absorbed` [rows, heads, WIDTH].
@@ -30,37 +31,55 @@ __device__ __forceinline__ void attention_inputs(const float* entries, const flo
                                                  u32 heads, u32 at_once, u32 nope, const float2* angles, int interleaved,
                                                  const Row* rows, const u32* pages, T* cache, float cache_scale,
                                                  u16* nope_split, float* absorbed) {
-    // Rows, pages and angles are there since before the step.
+    static_assert(ROPE <= INPUTS_THREADS, "a thread has one");
+    const int OF_THREAD = (LATENT + INPUTS_THREADS - 1) / INPUTS_THREADS;
+    // Rows, pages and angles are there since before the step, and weights anyway.
     u64 row = blockIdx.x;
-    u32 position = rows[row].position;
+    u32 position = rows[row].position, lane = threadIdx.x;
     angles += (u64)position * (ROPE / 2);
     if (blockIdx.y == 0) {
         u64 page = pages[rows[row].table + position / PAGE_TOKENS];
         T* out = cache + (page * PAGE_TOKENS + position % PAGE_TOKENS) * WIDTH;
+        float values[OF_THREAD], weights[OF_THREAD], turned = 0.0f, sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < OF_THREAD; i++) {
+            u32 k = lane + i * INPUTS_THREADS;
+            weights[i] = k < LATENT ? norm[k] : 0.0f;
+        }
         wait_for_previous();
         const float* entry = entries + row * WIDTH;
-        float sum = 0.0f;
-        for (u32 k = threadIdx.x; k < LATENT; k += blockDim.x) sum = fmaf(entry[k], entry[k], sum);
+#pragma unroll
+        for (int i = 0; i < OF_THREAD; i++) {
+            u32 k = lane + i * INPUTS_THREADS;
+            values[i] = k < LATENT ? entry[k] : 0.0f;
+        }
+        if (lane < ROPE) turned = rotated(entry + LATENT, angles, interleaved, lane);
+#pragma unroll
+        for (int i = 0; i < OF_THREAD; i++) sum = fmaf(values[i], values[i], sum);
         float scale = 1.0f / sqrtf(block_sum(sum) / LATENT + eps);
-        for (u32 k = threadIdx.x; k < LATENT; k += blockDim.x) store_entry(out + k, entry[k] * scale * norm[k], cache_scale);
-        for (u32 k = threadIdx.x; k < ROPE; k += blockDim.x)
-            store_entry(out + LATENT + k, rotated(entry + LATENT, angles, interleaved, k), cache_scale);
+#pragma unroll
+        for (int i = 0; i < OF_THREAD; i++) {
+            u32 k = lane + i * INPUTS_THREADS;
+            if (k < LATENT) store_entry(out + k, values[i] * scale * weights[i], cache_scale);
+        }
+        if (lane < ROPE) store_entry(out + LATENT + lane, turned, cache_scale);
         return;
     }
-    u32 first = (blockIdx.y - 1) * at_once, here = min(at_once, heads - first);
-    // Read here, they are in the first-level cache afterwards.
-    float2 angle = angles[threadIdx.x % (ROPE / 2)];
-    asm volatile("" ::"f"(angle.x), "f"(angle.y));
+    u32 first = (blockIdx.y - 1) * at_once, end = min(first + at_once, heads);
+    u16* split = nope_split + row * TERMS * heads * nope;
     wait_for_previous();
-    queries += (row * heads + first) * (nope + ROPE);
-    if (nope_split) {
-        u16* split = nope_split + row * TERMS * heads * nope;
-        for (u32 i = threadIdx.x; i < here * nope; i += blockDim.x)
-            store_split(split, heads * nope, NATURAL, first * nope + i, queries[i / nope * (nope + ROPE) + i % nope]);
+#pragma unroll 1
+    for (u32 head = first; head < end; head++) {
+        // All loads before the stores, which the compiler can't tell apart.
+        const float* query = queries + (row * heads + head) * (nope + ROPE);
+        float value = lane < nope ? query[lane] : 0.0f;
+        float turned = lane < ROPE ? rotated(query + nope, angles, interleaved, lane) : 0.0f;
+        if (lane < ROPE) absorbed[(row * heads + head) * WIDTH + LATENT + lane] = turned;
+        if (!nope_split) continue;
+        if (lane < nope) store_split(split, heads * nope, NATURAL, head * nope + lane, value);
+        for (u32 k = lane + INPUTS_THREADS; k < nope; k += INPUTS_THREADS)
+            store_split(split, heads * nope, NATURAL, head * nope + k, query[k]);
     }
-    absorbed += (row * heads + first) * WIDTH + LATENT;
-    for (u32 i = threadIdx.x; i < here * ROPE; i += blockDim.x)
-        absorbed[i / ROPE * WIDTH + i % ROPE] = rotated(queries + i / ROPE * (nope + ROPE) + nope, angles, interleaved, i % ROPE);
 }
 
 // A running softmax sum over N times 64 latent columns: lane l holds columns 64 i + 2 l and 64 i + 2 l + 1.
