@@ -5,7 +5,7 @@ mod tilings;
 mod visit;
 
 pub use pass::Pass;
-pub use visit::visit;
+pub use visit::{Job, visit};
 #[cfg(test)]
 pub use visit::{down, gate_up};
 
@@ -93,7 +93,7 @@ pub fn run(
     routes.choose(gpu, kernels, bias, count)?;
     let (mlps, slots) = (&experts.routed, routes.most_active(count));
     let pass = Pass::best(kernels, mlps, Some(slots), count, count * routes.per_token());
-    visit(gpu, kernels, mlps, routes.visits(count), slots, pass, x, buffers)?;
+    visit(Job { gpu, kernels, mlps, visits: routes.visits(count), slots, pass, x, buffers })?;
     let shared = i32::from(experts.shared_joined);
     combine(gpu, kernels, buffers, Some(routes), shared, count, mlps.hidden, out)?;
     match &experts.shared {
@@ -119,7 +119,8 @@ pub fn swiglu(
         shared: 0,
         step: count as u32,
     };
-    visit(gpu, kernels, mlp, visits, 1, Pass::best(kernels, mlp, None, count, count), x, buffers)?;
+    let pass = Pass::best(kernels, mlp, None, count, count);
+    visit(Job { gpu, kernels, mlps: mlp, visits, slots: 1, pass, x, buffers })?;
     combine(gpu, kernels, buffers, None, 1, count, mlp.hidden, out)
 }
 

@@ -12,37 +12,40 @@ use crate::cuda::kernels::{
 use crate::cuda::matmul::HOPPER_THREADS;
 use crate::cuda::weights::{Layout, Mlps};
 
-/// All visits: `outputs[v] = Expert(x[token of v])`. `slots` is the most experts that can be active.
-#[allow(clippy::too_many_arguments)] // The kernels'.
-pub fn visit(
-    gpu: &Gpu,
-    kernels: &Kernels,
-    mlps: &Mlps,
-    visits: VisitsArgs,
-    slots: usize,
-    pass: Pass,
-    x: Normed,
-    buffers: &ExpertBuffers,
-) -> Result<(), Error> {
-    if let (Pass::Whole, Some(kernel)) = (pass, whole_kernel(kernels, mlps, slots, visits.count as usize)) {
-        return whole(gpu, kernels, kernel, mlps, visits, slots, x, buffers);
+/// Visits of a step to its experts.
+#[derive(Clone, Copy)]
+pub struct Job<'a> {
+    /// Where they are computed.
+    pub gpu: &'a Gpu,
+    /// By what.
+    pub kernels: &'a Kernels,
+    /// The experts.
+    pub mlps: &'a Mlps,
+    /// Who visits whom.
+    pub visits: VisitsArgs,
+    /// The most experts that can be visited.
+    pub slots: usize,
+    /// Which kernels take them.
+    pub pass: Pass,
+    /// The step's vectors.
+    pub x: Normed,
+    /// For results.
+    pub buffers: &'a ExpertBuffers,
+}
+
+/// All of them: `outputs[v] = Expert(x[token of v])`.
+pub fn visit(job: Job<'_>) -> Result<(), Error> {
+    let kernel = whole_kernel(job.kernels, job.mlps, job.slots, job.visits.count as usize);
+    if let (Pass::Whole, Some(kernel)) = (job.pass, kernel) {
+        return whole(job, kernel);
     }
-    gate_up(gpu, kernels, mlps, visits, slots, pass, x, buffers)?;
-    down(gpu, kernels, mlps, visits, slots, pass, buffers)
+    gate_up(job)?;
+    down(job)
 }
 
 /// Gate, up and down of listed visits.
-#[allow(clippy::too_many_arguments)] // The kernel's.
-fn whole(
-    gpu: &Gpu,
-    kernels: &Kernels,
-    kernel: WholeKernel,
-    mlps: &Mlps,
-    visits: VisitsArgs,
-    slots: usize,
-    x: Normed,
-    buffers: &ExpertBuffers,
-) -> Result<(), Error> {
+fn whole(job: Job<'_>, kernel: WholeKernel) -> Result<(), Error> {
+    let Job { gpu, kernels, mlps, visits, slots, x, buffers, .. } = job;
     let job = ExpertsJobArgs {
         gate: mlps.gate.args(),
         up: mlps.up.args(),
@@ -66,17 +69,8 @@ fn whole(
 }
 
 /// `activated[v] = silu(gate · x) ⊙ (up · x)`.
-#[allow(clippy::too_many_arguments)] // The kernels'.
-pub fn gate_up(
-    gpu: &Gpu,
-    kernels: &Kernels,
-    mlps: &Mlps,
-    visits: VisitsArgs,
-    slots: usize,
-    pass: Pass,
-    x: Normed,
-    buffers: &ExpertBuffers,
-) -> Result<(), Error> {
+pub fn gate_up(job: Job<'_>) -> Result<(), Error> {
+    let Job { gpu, kernels, mlps, visits, slots, pass, x, buffers } = job;
     let (rows, cols) = (mlps.width as u32, mlps.hidden as u32);
     let (gate, up) = (mlps.gate.args(), mlps.up.args());
     let activated = buffers.activated.address();
@@ -120,15 +114,8 @@ pub fn gate_up(
 }
 
 /// `outputs[v] = down · activated[v]`.
-pub fn down(
-    gpu: &Gpu,
-    kernels: &Kernels,
-    mlps: &Mlps,
-    visits: VisitsArgs,
-    slots: usize,
-    pass: Pass,
-    buffers: &ExpertBuffers,
-) -> Result<(), Error> {
+pub fn down(job: Job<'_>) -> Result<(), Error> {
+    let Job { gpu, kernels, mlps, visits, slots, pass, buffers, .. } = job;
     let (rows, cols, down) = (mlps.hidden as u32, mlps.width as u32, mlps.down.args());
     let (activated, y) = (buffers.activated.address(), buffers.down.address());
     if is_fast(mlps.down_layout, mlps.width, pass) {

@@ -51,24 +51,11 @@ impl CudaModel {
             });
             let slots = routes.most_active(count);
             let visits = time(&|| {
-                let pass = experts::Pass::best(
-                    &self.kernels,
-                    &experts.routed,
-                    Some(slots),
-                    count,
-                    count * routes.per_token(),
-                );
+                let (gpu, kernels, mlps, buffers) =
+                    (&self.gpu, &self.kernels, &experts.routed, &self.experts);
+                let pass = experts::Pass::best(kernels, mlps, Some(slots), count, count * routes.per_token());
                 let visits = routes.visits(count);
-                experts::visit(
-                    &self.gpu,
-                    &self.kernels,
-                    &experts.routed,
-                    visits,
-                    slots,
-                    pass,
-                    x,
-                    &self.experts,
-                )
+                experts::visit(experts::Job { gpu, kernels, mlps, visits, slots, pass, x, buffers })
             });
             println!("{count} tokens: experts with router {all:.2} ms, the experts alone {visits:.2} ms");
         }

@@ -12,7 +12,7 @@ use crate::cpu::Span;
 use crate::cuda::attention::{Choices, PartialSums, Shape, StepRows, attend};
 use crate::cuda::cache::LayerCache;
 use crate::cuda::driver::{Address, Buffer, Gpu, launch};
-use crate::cuda::experts::{ExpertBuffers, Normed, Pass, down, gate_up, visit};
+use crate::cuda::experts::{ExpertBuffers, Job, Normed, Pass, down, gate_up, visit};
 use crate::cuda::forward::{All, CudaModel};
 use crate::cuda::kernels::{Kernels, Order};
 use crate::cuda::matmul::{Product, multiply};
@@ -330,22 +330,17 @@ fn experts_by(gpu: &Gpu, kernels: &Kernels, mlps: &[&Mlps], batch: usize, copy: 
     let slots = routings[0].most_active(batch);
     let pass = pass.unwrap_or(Pass::best(kernels, mlps[0], Some(slots), batch, 8 * batch));
     let bytes = experts * expert_bytes(mlps[0]);
+    let job = |i: usize| {
+        let (mlps, visits) = (mlps[i % mlps.len()], routings[i % 8].visits(batch));
+        Job { gpu, kernels, mlps, visits, slots, pass, x, buffers: &buffers }
+    };
     if pass == Pass::Whole {
-        let seconds = measure(gpu, |i| {
-            let visits = routings[i % 8].visits(batch);
-            visit(gpu, kernels, mlps[i % mlps.len()], visits, slots, pass, x, &buffers).unwrap();
-        });
+        let seconds = measure(gpu, |i| visit(job(i)).unwrap());
         return line("experts", seconds, bytes, copy);
     }
-    let up = measure(gpu, |i| {
-        let visits = routings[i % 8].visits(batch);
-        gate_up(gpu, kernels, mlps[i % mlps.len()], visits, slots, pass, x, &buffers).unwrap();
-    });
+    let up = measure(gpu, |i| gate_up(job(i)).unwrap());
     line("experts, gate and up", up, bytes * 2.0 / 3.0, copy);
-    let after = measure(gpu, |i| {
-        down(gpu, kernels, mlps[i % mlps.len()], routings[i % 8].visits(batch), slots, pass, &buffers)
-            .unwrap();
-    });
+    let after = measure(gpu, |i| down(job(i)).unwrap());
     line("experts, down", after, bytes / 3.0, copy);
     line("experts", up + after, bytes, copy);
 }

@@ -3,7 +3,7 @@ use lucid_checkpoint::{MoE, ScoringFunc};
 use super::random::{self, Random, decoded, dot};
 use super::{bf16, gpu, gpu_with_terms, read, same_bits, split_vectors};
 use crate::cuda::driver::Address;
-use crate::cuda::experts::{ExpertBuffers, Normed, Output, Pass, visit};
+use crate::cuda::experts::{ExpertBuffers, Job, Normed, Output, Pass, visit};
 use crate::cuda::kernels::Order;
 use crate::cuda::packing::Room;
 use crate::cuda::router::Routes;
@@ -88,7 +88,17 @@ fn visits_match_f64(terms: usize, tolerance: f64) {
                     ExpertBuffers::new(&gpu, &kernels, room(count, hidden, width), width, hidden).unwrap();
                 gpu.write(buffers.outputs(), &vec![f32::NAN; visits * hidden]).unwrap();
                 let slots = routes.most_active(count);
-                visit(&gpu, &kernels, &on_gpu, routes.visits(count), slots, pass, x, &buffers).unwrap();
+                visit(Job {
+                    gpu: &gpu,
+                    kernels: &kernels,
+                    mlps: &on_gpu,
+                    visits: routes.visits(count),
+                    slots,
+                    pass,
+                    x,
+                    buffers: &buffers,
+                })
+                .unwrap();
                 let mut y = vec![0f32; visits * hidden];
                 gpu.read(&mut y, buffers.outputs()).unwrap();
                 y
