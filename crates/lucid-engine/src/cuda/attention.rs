@@ -2,6 +2,7 @@
 
 use super::cache::LayerCache;
 use super::driver::{Address, Buffer, Gpu, launch};
+use super::expanded::part;
 use super::kernels::{ATTENTION_SHARED, Kernels, Order};
 use crate::kv_cache::PAGE_TOKENS;
 use crate::{Error, KvCacheDtype, Mode};
@@ -14,6 +15,18 @@ const MULTIPROCESSORS: usize = 132;
 const INPUTS_THREADS: usize = 128;
 /// Blocks that keep half of them busy.
 const ENOUGH_BLOCKS: usize = 60;
+/// Rows whose sums should fit; more take turns.
+const ROWS_AT_ONCE: usize = 64;
+/// Heads of a block of Hopper's kernel.
+const WIDE_HEADS: usize = 64;
+/// Threads of such a block.
+const WIDE_THREADS: usize = 512;
+/// Blocks of that kernel from which on it is the fastest.
+const ENOUGH_WIDE_BLOCKS: usize = 16;
+/// Spans as `attention_tensor.cu` cuts them: up to so many pages that a row sees, a span has so many.
+const SPANS: [(usize, usize); 4] = [(16, 2), (64, 4), (256, 8), (usize::MAX, 16)];
+/// Floats before the sums of a unit, `PARTIAL_SUMS` of `attention.cu`.
+const PARTIAL_SUMS: usize = 8;
 /// Memory for sums of single units, when it is free to choose.
 const PARTIAL_BYTES: usize = 64 << 20;
 /// At the most, however long the context.
@@ -122,6 +135,23 @@ pub fn inputs(
         cache.scale, inputs.nope_split, inputs.absorbed)
 }
 
+/// `WideJob` of `attention_hopper.cu`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct WideJob {
+    queries: Address,
+    latents: Address,
+    heads: u32,
+    scale: f32,
+    rows: Address,
+    pages: Address,
+    choices: Choices,
+    partial: Address,
+    count: u32,
+    units: u32,
+    blocks: u32,
+}
+
 /// Room for the sums of single units.
 pub struct PartialSums(Buffer);
 
@@ -142,12 +172,13 @@ impl Kind {
         if tensor { Kind::Tensor } else { Kind::Plain }
     }
 
-    /// Parts of `pages` pages that may be summed by themselves.
+    /// The most parts that may be summed by themselves, of rows that see up to `pages` pages.
     fn units(self, pages: usize) -> usize {
         match self {
             Kind::Plain => pages * PAGE_TOKENS / UNIT_TOKENS,
-            // Spans, as `attention_tensor.cu` cuts them.
-            Kind::Tensor => pages.min(32).div_ceil(2) + pages.saturating_sub(32).div_ceil(8),
+            Kind::Tensor => {
+                SPANS.iter().map(|&(most, span)| pages.min(most).div_ceil(span)).max().unwrap_or_default()
+            }
         }
     }
 }
@@ -155,8 +186,11 @@ impl Kind {
 /// How units are summed; the bits are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
-    /// Side by side, when they fit into the partial sums: for decoding.
+    /// Side by side: for decoding.
     SideBySide,
+    /// The same with all heads in one block, for many units: Hopper's kernel. It takes the latent part of the queries from where its
+    /// results go, as bf16.
+    Wide,
     /// One after the other.
     InOrder,
 }
@@ -169,27 +203,36 @@ impl PartialSums {
     pub fn new(gpu: &Gpu, shape: Shape, positions: usize) -> Result<PartialSums, Error> {
         let pages = positions.div_ceil(PAGE_TOKENS);
         let one_row = bytes(shape, 1, Kind::Plain.units(pages));
-        let busy = bytes(shape, 2 * ENOUGH_BLOCKS / shape.heads.div_ceil(32), Kind::Tensor.units(pages));
+        let busy = bytes(shape, ROWS_AT_ONCE, Kind::Tensor.units(pages));
         Ok(PartialSums(gpu.allocate(one_row.max(busy).clamp(PARTIAL_BYTES, MOST_PARTIAL_BYTES))?))
     }
 
-    /// The faster way that fits.
+    /// The fastest way that fits.
     #[must_use]
     pub fn choose(&self, kernels: &Kernels, shape: Shape, step: StepRows) -> Pages {
         let kind = Kind::of(kernels, shape);
-        let fits =
-            bytes(shape, step.count, kind.units(step.choices.pages(step.most_pages))) <= self.0.bytes();
+        let units = kind.units(step.choices.pages(step.most_pages));
+        let rows = self.rows(shape, units);
+        if kind == Kind::Tensor && kernels.hopper.is_some() && rows > 0 {
+            let wide_blocks = step.count * shape.heads.div_ceil(WIDE_HEADS) * units;
+            return if wide_blocks >= ENOUGH_WIDE_BLOCKS { Pages::Wide } else { Pages::SideBySide };
+        }
         let busy = kind == Kind::Tensor && step.count * shape.heads.div_ceil(32) >= ENOUGH_BLOCKS;
-        if fits && !busy && step.count <= 65_535 { Pages::SideBySide } else { Pages::InOrder }
+        if step.count <= rows && !busy { Pages::SideBySide } else { Pages::InOrder }
+    }
+
+    /// Rows whose sums fit at a time, as many as a grid has at the most.
+    fn rows(&self, shape: Shape, units: usize) -> usize {
+        (self.0.bytes() / bytes(shape, 1, units.max(1))).min(65_535)
     }
 }
 
 fn bytes(shape: Shape, rows: usize, units: usize) -> usize {
-    rows * shape.heads * units * (shape.latent + 2) * 4
+    rows * shape.heads * units * (shape.latent + PARTIAL_SUMS) * 4
 }
 
 /// `queries` `[rows, heads, latent + rope]` f32 against the cache; `out` `[rows, terms, heads * latent]` in split form, in `order`, still to
-/// be multiplied with the cache's scale.
+/// be multiplied with the cache's scale. [`Pages::Wide`] reads `[rows, heads, latent]` bf16 there before, in place of the queries' latent part.
 #[allow(clippy::too_many_arguments)] // The kernels'.
 pub fn attend(
     gpu: &Gpu,
@@ -202,14 +245,62 @@ pub fn attend(
     pages: Pages,
     (out, order): (Address, Order),
 ) -> Result<(), Error> {
-    let heads = shape.heads as u32;
     let kind = Kind::of(kernels, shape);
     let units = kind.units(step.choices.pages(step.most_pages));
-    let (row_queries, sums) = (queries, partial.0.address());
-    let (rows, page_table) = (step.rows, step.pages);
-    let choices = step.choices;
+    let at_once = match pages {
+        Pages::InOrder => step.count,
+        // All sums of a step of many rows and long contexts need not fit.
+        Pages::SideBySide | Pages::Wide => partial.rows(shape, units).max(1),
+    };
+    for first in (0..step.count).step_by(at_once) {
+        let rows = part(step, first, at_once.min(step.count - first));
+        let queries = queries.offset(4 * first * shape.heads * (shape.latent + shape.rope));
+        let out = out.offset(2 * kernels.terms * first * shape.heads * shape.latent);
+        let sums = partial.0.address();
+        attend_rows(gpu, kernels, shape, rows, cache, queries, (pages, units, sums), (out, order))?;
+    }
+    Ok(())
+}
+
+/// The same for rows whose sums fit.
+#[allow(clippy::too_many_arguments)] // The kernels'.
+fn attend_rows(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    shape: Shape,
+    step: StepRows,
+    cache: LayerCache,
+    queries: Address,
+    (pages, units, sums): (Pages, usize, Address),
+    (out, order): (Address, Order),
+) -> Result<(), Error> {
+    let heads = shape.heads as u32;
+    let kind = Kind::of(kernels, shape);
+    let (rows, page_table, choices) = (step.rows, step.pages, step.choices);
     let (cache, scale) = (cache.at, shape.scale * cache.scale);
     match kind {
+        Kind::Tensor if pages == Pages::Wide => {
+            let kernel = match shape.cache {
+                KvCacheDtype::Fp8E4m3 => kernels.attend_wide_f8,
+                _ => kernels.attend_wide_bf16,
+            };
+            let blocks = shape.heads.div_ceil(WIDE_HEADS);
+            let job = WideJob {
+                queries,
+                latents: out,
+                heads,
+                scale,
+                rows,
+                pages: page_table,
+                choices,
+                partial: sums,
+                count: step.count as u32,
+                units: units as u32,
+                blocks: blocks as u32,
+            };
+            let at_once = kernels.hopper.unwrap_or(MULTIPROCESSORS).min(step.count * units * blocks);
+            launch!(gpu, kernel, (at_once, 1, 1), WIDE_THREADS, ATTENTION_SHARED; job, cache)?;
+        }
         Kind::Tensor => {
             // Few rows leave multiprocessors idle: then more blocks with fewer heads.
             let parts = if pages == Pages::InOrder { 1 } else { units };
@@ -225,10 +316,10 @@ pub fn attend(
             let blocks = shape.heads.div_ceil(at_once);
             if pages == Pages::InOrder {
                 return launch!(gpu, one_by_one, (1, blocks, step.count), 256, ATTENTION_SHARED;
-                    row_queries, heads, scale, rows, page_table, choices, cache, order, out);
+                    queries, heads, scale, rows, page_table, choices, cache, order, out);
             }
             launch!(gpu, side_by_side, (units, blocks, step.count), 256, ATTENTION_SHARED;
-                row_queries, heads, scale, rows, page_table, choices, cache, sums)?;
+                queries, heads, scale, rows, page_table, choices, cache, sums)?;
         }
         Kind::Plain => {
             let (one_by_one, side_by_side) = match shape.cache {
@@ -239,10 +330,10 @@ pub fn attend(
             let blocks = shape.heads.div_ceil(8);
             if pages == Pages::InOrder {
                 return launch!(gpu, one_by_one, (blocks, step.count, 1), 256, 0;
-                    row_queries, heads, scale, rows, page_table, choices, cache, order, out);
+                    queries, heads, scale, rows, page_table, choices, cache, order, out);
             }
             launch!(gpu, side_by_side, (units, blocks, step.count), 256, 0;
-                row_queries, heads, scale, rows, page_table, choices, cache, sums)?;
+                queries, heads, scale, rows, page_table, choices, cache, sums)?;
         }
     }
     let (units, tokens) = (units as u32, if kind == Kind::Tensor { 0 } else { UNIT_TOKENS as u32 });

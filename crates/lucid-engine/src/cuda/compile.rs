@@ -46,7 +46,7 @@ const PARTS: [&[Source]; 11] = [
     &sources!["hopper_int4.cu"],
     &sources!["hopper_f8.cu"],
     &sources!["hopper_bf16.cu"],
-    &sources!["attention.cu", "attention_tensor.cu", "indexer.cu"],
+    &sources!["attention.cu", "attention_tensor.cu", "attention_hopper.cu", "indexer.cu"],
     &sources!["matmul.cu"],
     &sources!["expanded.cu"],
     &sources![

@@ -122,6 +122,8 @@ kernels!(
     attend_rows_32_f8,
     attend_spans_16_f8,
     attend_spans_32_f8,
+    attend_wide_bf16,
+    attend_wide_f8,
     merge_units,
     index_inputs_f32,
     index_inputs_bf16,
@@ -315,6 +317,8 @@ impl Kernels {
                 self.attend_rows_32_f8,
                 self.attend_spans_16_f8,
                 self.attend_spans_32_f8,
+                self.attend_wide_bf16,
+                self.attend_wide_f8,
             ];
             for kernel in attention {
                 gpu.allow_shared(kernel, ATTENTION_SHARED)?;

@@ -2,7 +2,7 @@
 
 use super::{CudaModel, vectors};
 use crate::Error;
-use crate::cuda::attention::{self, StepRows};
+use crate::cuda::attention::{self, Pages, StepRows};
 use crate::cuda::driver::{Address, Buffer};
 use crate::cuda::expanded::{self, Expanded, Plan};
 use crate::cuda::indexer;
@@ -85,11 +85,15 @@ impl CudaModel {
             let step = expanded::part(step, first, count);
             let absorbed = of(&s.absorbed, heads * width * 4);
             let latents = of(&s.latent, split(heads * latent));
-            let absorb = product(&weights.k_b_transposed, of(&s.nope, split(heads * nope)))
-                .into(absorbed)
-                .per_head(heads, (0, latent, latent), (width, heads * width));
-            multiply(gpu, kernels, absorb, None, count)?;
+            let absorb = product(&weights.k_b_transposed, of(&s.nope, split(heads * nope)));
             let pages = self.partial.choose(kernels, shape, step);
+            let absorb = if pages == Pages::Wide {
+                let of_head = (latent, heads * latent);
+                absorb.split_into(latents, Order::Natural).per_head(heads, (0, latent, latent), of_head)
+            } else {
+                absorb.into(absorbed).per_head(heads, (0, latent, latent), (width, heads * width))
+            };
+            multiply(gpu, kernels, absorb, None, count)?;
             let to = (latents, weights.kv_b.order());
             attention::attend(gpu, kernels, shape, step, cache, absorbed, &self.partial, pages, to)?;
             let values = product(&weights.kv_b, latents)

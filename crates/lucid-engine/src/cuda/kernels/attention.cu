@@ -211,8 +211,10 @@ __device__ __forceinline__ void attend(const float* queries, u32 heads, float sc
     finish(sum, row, head, heads, order, out);
 }
 
-// Units side by side. grid (units, heads / 8, rows); partial: [rows, heads, units, 2 + LATENT].
-#define PARTIAL (LATENT + 2)
+// Units side by side. grid (units, heads / 8, rows); partial: [rows, heads, units, PARTIAL]: maximum and total, and after a sector of
+// memory the LATENT sums.
+#define PARTIAL_SUMS 8
+#define PARTIAL (PARTIAL_SUMS + LATENT)
 template <typename T>
 __device__ __forceinline__ void attend_units(const float* queries, u32 heads, float scale, const Row* rows,
                                              const u32* pages, Choices choices, const T* cache, float* partial) {
@@ -228,7 +230,7 @@ __device__ __forceinline__ void attend_units(const float* queries, u32 heads, fl
     float* out = partial + ((row * heads + head) * gridDim.x + i) * PARTIAL;
     if (lane == 0) *(float2*)out = make_float2(unit.maximum, unit.total);
 #pragma unroll
-    for (int c = 0; c < LATENT / 64; c++) *(float2*)(out + 2 + 64 * c + 2 * lane) = unit.acc[c];
+    for (int c = 0; c < LATENT / 64; c++) *(float2*)(out + PARTIAL_SUMS + 64 * c + 2 * lane) = unit.acc[c];
 }
 
 // Units of a row that were summed by themselves. tokens: of a unit; 0: spans (see attention_tensor.cu).
@@ -241,10 +243,11 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
     merge_units(const float* partial, u32 heads, u32 units, u32 tokens, const Row* rows, Choices choices, int order, u16* out) {
     __shared__ float maxima[MERGE_THREADS / 32], totals[MERGE_THREADS];
     __shared__ float2 scales[MERGE_THREADS];
-    wait_for_previous();
     u64 row = blockIdx.y;
     u32 head = blockIdx.x, width = heads * LATENT, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u32 count = units_of(Seen(choices, row, rows[row].position, nullptr).count - 1, tokens);
+    // Rows stand there since before the step.
+    u32 count = units_of(Seen(choices, row, __ldcg(&rows[row].position), nullptr).count - 1, tokens);
+    wait_for_previous();
     partial += (row * heads + head) * units * PARTIAL;
     out += row * TERMS * width;
     float2 acc = make_float2(0.0f, 0.0f);
@@ -276,7 +279,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
         u32 here = min(MERGE_THREADS, count - base);
 #pragma unroll 8
         for (u32 u = 0; u < here; u++) {
-            float2 scale = scales[u], sum = *(const float2*)(partial + (base + u) * PARTIAL + 2 + 2 * threadIdx.x);
+            float2 scale = scales[u], sum = *(const float2*)(partial + (base + u) * PARTIAL + PARTIAL_SUMS + 2 * threadIdx.x);
             total = fmaf(total, scale.x, totals[u] * scale.y);
             acc.x = fmaf(acc.x, scale.x, sum.x * scale.y);
             acc.y = fmaf(acc.y, scale.x, sum.y * scale.y);

@@ -6,35 +6,23 @@
 // A running softmax goes through the pages of a span, and spans, which begin at fixed positions, are merged in order. Whether
 // spans run one after the other in one block or side by side (then merge_units merges them) does not change a bit.
 
-// Spans are short where all of the context is, so that one sequence alone keeps many multiprocessors busy, and longer after
-// SHORT_SPANS, so that there is less to merge.
-#define SHORT_SPANS 16
-#define SHORT_SPAN_PAGES 2
-#define LONG_SPAN_PAGES 8
-__device__ __forceinline__ u32 first_page_of(u32 span) {
-    return SHORT_SPAN_PAGES * min(span, SHORT_SPANS) + LONG_SPAN_PAGES * (span - min(span, SHORT_SPANS));
-}
-__device__ __forceinline__ bool begins_span(u32 page) {
-    return page < SHORT_SPANS * SHORT_SPAN_PAGES ? page % SHORT_SPAN_PAGES == 0
-                                                 : (page - SHORT_SPANS * SHORT_SPAN_PAGES) % LONG_SPAN_PAGES == 0;
-}
-__device__ __forceinline__ u32 spans_of(u32 pages) {
-    u32 in_short = min(pages, SHORT_SPANS * SHORT_SPAN_PAGES);
-    return (in_short + SHORT_SPAN_PAGES - 1) / SHORT_SPAN_PAGES + (pages - in_short + LONG_SPAN_PAGES - 1) / LONG_SPAN_PAGES;
-}
+// How many pages a span has depends on how many the row sees, on nothing else: short spans keep many multiprocessors busy with one
+// sequence, and long ones leave less to merge.
+__device__ __forceinline__ u32 span_pages(u32 pages) { return pages <= 16 ? 2 : pages <= 64 ? 4 : pages <= 256 ? 8 : 16; }
+__device__ __forceinline__ u32 spans_of(u32 pages) { return (pages + span_pages(pages) - 1) / span_pages(pages); }
 __device__ __forceinline__ u32 units_of(u32 position, u32 tokens) {
     return tokens ? position / tokens + 1 : spans_of(position / PAGE_TOKENS + 1);
 }
 #define ENTRY_PITCH (2 * WIDTH + 16)  // bytes: eight rows lie in different banks
 
-// The products of scores cut the columns among four warps, each for half of the tokens; then each warp has an eighth of the
-// latent columns.
+// A score is the sum of two parts, each of half of the columns; a warp has one part of a quarter of the tokens. Then each warp has an
+// eighth of the latent columns.
 template <int MT>
 struct AttentionMemory {
     // Of codes: the first is the page as bf16, the second has room for two pages as they are stored.
     u8 pages[2][PAGE_TOKENS * ENTRY_PITCH];
     u8 queries[16 * MT * ENTRY_PITCH];
-    float scores[4][16 * MT][PAGE_TOKENS + 8];
+    float scores[2][16 * MT][PAGE_TOKENS + 8];
     u16 weights[16 * MT][PAGE_TOKENS + 8];
     float rescale[16 * MT];
     float total_rescale[16 * MT], span_rescale[16 * MT];
@@ -78,99 +66,110 @@ __device__ __forceinline__ u32 widened(u32 codes) {
     return pair;
 }
 
+// Eight codes in the order of their columns.
+__device__ __forceinline__ uint4 widened(u32 low, u32 high) {
+    uint4 wide = make_uint4(widened(__byte_perm(low, 0, 0x1404)), widened(__byte_perm(low, 0, 0x3424)),
+                            widened(__byte_perm(high, 0, 0x1404)), widened(__byte_perm(high, 0, 0x3424)));
+    u32 wrong = (low & 0x7f7f7f7fu) + 0x01010101u | (high & 0x7f7f7f7fu) + 0x01010101u;
+    // A NaN must reach the logits, wherever it is.
+    if (wrong & 0x80808080u) wide.x = 0x7fc07fc0u;
+    return wide;
+}
+
 // The first `count` entries of a page of codes as bf16.
 __device__ __forceinline__ void widen_page(u8* to, const u8* codes, u32 count) {
     const u32 PARTS = WIDTH / 8;
     for (u32 i = threadIdx.x; i < count * PARTS; i += THREADS) {
         uint2 eight = *(const uint2*)(codes + 8 * i);
-        uint4 wide = make_uint4(widened(__byte_perm(eight.x, 0, 0x1404)), widened(__byte_perm(eight.x, 0, 0x3424)),
-                                widened(__byte_perm(eight.y, 0, 0x1404)), widened(__byte_perm(eight.y, 0, 0x3424)));
-        u32 wrong = (eight.x & 0x7f7f7f7fu) + 0x01010101u | (eight.y & 0x7f7f7f7fu) + 0x01010101u;
-        // A NaN must reach the logits, wherever it is.
-        if (wrong & 0x80808080u) wide.x = 0x7fc07fc0u;
-        *(uint4*)(to + i / PARTS * ENTRY_PITCH + i % PARTS * 16) = wide;
+        *(uint4*)(to + i / PARTS * ENTRY_PITCH + i % PARTS * 16) = widened(eight.x, eight.y);
     }
 }
 
-// Scores of a page, in four parts.
+// Scores of a page, in two parts.
 template <int MT>
 __device__ __forceinline__ void score_page(AttentionMemory<MT>& memory, const u8* page) {
-    u32 lane = threadIdx.x % 32, part = threadIdx.x / 32 % 4, half = threadIdx.x / 128;
-    float scores[MT][4][4] = {};
+    u32 lane = threadIdx.x % 32, part = threadIdx.x / 32 % 2, first = threadIdx.x / 64 * 16;
+    float scores[MT][2][4] = {};
     const u8* query = memory.queries + lane % 16 * ENTRY_PITCH + lane / 16 * 16;
-    const u8* entry = page + (32 * half + lane / 16 * 8 + lane % 8) * ENTRY_PITCH + lane / 8 % 2 * 16;
+    const u8* entry = page + (first + lane / 16 * 8 + lane % 8) * ENTRY_PITCH + lane / 8 % 2 * 16;
 #pragma unroll
-    for (int step = 0; step < WIDTH / 64; step++) {
-        u32 at = 2 * (part * (WIDTH / 4) + 16 * step);
-        u32 a[MT][4], b[2][4];
+    for (int step = 0; step < WIDTH / 32; step++) {
+        u32 at = 2 * (part * (WIDTH / 2) + 16 * step);
+        u32 a[MT][4], b[4];
 #pragma unroll
         for (int m = 0; m < MT; m++) load_matrices(a[m], query + 16 * m * ENTRY_PITCH + at);
-#pragma unroll
-        for (int j = 0; j < 2; j++) load_matrices(b[j], entry + 16 * j * ENTRY_PITCH + at);
+        load_matrices(b, entry + at);
 #pragma unroll
         for (int m = 0; m < MT; m++)
 #pragma unroll
-            for (int n = 0; n < 4; n++)
-                mma(scores[m][n], a[m][0], a[m][1], a[m][2], a[m][3], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+            for (int n = 0; n < 2; n++) mma(scores[m][n], a[m][0], a[m][1], a[m][2], a[m][3], b[2 * n], b[2 * n + 1]);
     }
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
-        for (int n = 0; n < 4; n++)
+        for (int n = 0; n < 2; n++)
 #pragma unroll
             for (int high = 0; high < 2; high++)
-                *(float2*)&memory.scores[part][16 * m + 8 * high + lane / 4][32 * half + 8 * n + lane % 4 * 2] =
+                *(float2*)&memory.scores[part][16 * m + 8 * high + lane / 4][first + 8 * n + lane % 4 * 2] =
                     make_float2(scores[m][n][2 * high], scores[m][n][2 * high + 1]);
 }
 
-// A softmax over scores so far: of one head, held by all threads of that head.
+// A softmax over scores so far, in powers of two: of one head, held by all threads of that head.
 struct Softmax {
     float maximum, total;
 };
+#define LOG2_E 1.44269504f
+#define LN_2 0.69314718f
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 
-// From scores to weights under the running maximum.
+// Two weights as bf16, and their sum: what is summed is what is multiplied with.
+__device__ __forceinline__ u32 weigh(float low, float high, float maximum, float& sum) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(power_of_two(high - maximum)), "f"(power_of_two(low - maximum)));
+    sum = bf16_to_f32(pair) + bf16_to_f32(pair >> 16);
+    return pair;
+}
+
+// The sum of `COUNT` sums of two tokens, each half as far apart as the last time, then over the `lanes` of a head in the same way: one
+// tree over the page's tokens (32, 16, 8, 4 and 2 tokens apart), however many threads share a head.
+template <int COUNT>
+__device__ __forceinline__ float sum_weights(float (&sums)[COUNT], u32 lanes) {
+#pragma unroll
+    for (int half = COUNT / 2; half > 0; half /= 2)
+#pragma unroll
+        for (int i = 0; i < half; i++) sums[i] += sums[i + half];
+    float total = sums[0];
+#pragma unroll
+    for (u32 lane = lanes / 2; lane > 0; lane /= 2) total += __shfl_xor_sync(~0u, total, lane);
+    return total;
+}
+
+// From scores to weights under the running maximum. Four threads of a head have the pairs of eight tokens that lie together.
 template <int MT>
 __device__ __forceinline__ void weigh_page(AttentionMemory<MT>& memory, Softmax& softmax, float scale, u32 visible) {
-    const u32 PER_HEAD = THREADS / (16 * MT), QUADS = PAGE_TOKENS / 4 / PER_HEAD;
-    u32 head = threadIdx.x / PER_HEAD, first = threadIdx.x % PER_HEAD * 4;
-    float score[QUADS][4], highest = -INFINITY_F;
+    const u32 PER_HEAD = THREADS / (16 * MT), PAIRS = PAGE_TOKENS / 2 / PER_HEAD;
+    u32 head = threadIdx.x / PER_HEAD, first = threadIdx.x % PER_HEAD * 2;
+    float score[PAIRS][2], highest = -INFINITY_F;
 #pragma unroll
-    for (u32 quad = 0; quad < QUADS; quad++) {
-        u32 token = first + 4 * PER_HEAD * quad;
-        float4 parts[4];
-#pragma unroll
-        for (int part = 0; part < 4; part++) parts[part] = *(const float4*)&memory.scores[part][head][token];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float sum = (&parts[0].x)[i];
-#pragma unroll
-            for (int part = 1; part < 4; part++) sum += (&parts[part].x)[i];
-            score[quad][i] = token + i < visible ? sum * scale : -INFINITY_F;
-            highest = fmaxf(highest, score[quad][i]);
-        }
+    for (u32 pair = 0; pair < PAIRS; pair++) {
+        u32 token = first + 2 * PER_HEAD * pair;
+        float2 low = *(const float2*)&memory.scores[0][head][token], high = *(const float2*)&memory.scores[1][head][token];
+        score[pair][0] = token < visible ? (low.x + high.x) * scale : -INFINITY_F;
+        score[pair][1] = token + 1 < visible ? (low.y + high.y) * scale : -INFINITY_F;
+        highest = fmaxf(highest, fmaxf(score[pair][0], score[pair][1]));
     }
 #pragma unroll
     for (u32 lane = PER_HEAD / 2; lane > 0; lane /= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, lane));
     // Finite, or all is NaN and stays NaN.
-    float maximum = fmaxf(softmax.maximum, highest), rescale = expf(softmax.maximum - maximum), total = 0.0f;
+    float maximum = fmaxf(softmax.maximum, highest), rescale = power_of_two(softmax.maximum - maximum), sums[PAIRS];
 #pragma unroll
-    for (u32 quad = 0; quad < QUADS; quad++) {
-        u32 pairs[2];
-        float sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            pairs[i] = pack_bf16(expf(score[quad][2 * i] - maximum), expf(score[quad][2 * i + 1] - maximum));
-            // What is summed is what is multiplied with.
-            sum += bf16_to_f32(pairs[i]);
-            sum += bf16_to_f32(pairs[i] >> 16);
-        }
-        // The tree over the quads is the same for any number of heads in a block.
-        total += sum;
-        *(uint2*)&memory.weights[head][first + 4 * PER_HEAD * quad] = make_uint2(pairs[0], pairs[1]);
-    }
-#pragma unroll
-    for (u32 lane = PER_HEAD / 2; lane > 0; lane /= 2) total += __shfl_xor_sync(~0u, total, lane);
-    softmax.total = fmaf(softmax.total, rescale, total);
+    for (u32 pair = 0; pair < PAIRS; pair++)
+        *(u32*)&memory.weights[head][first + 2 * PER_HEAD * pair] = weigh(score[pair][0], score[pair][1], maximum, sums[pair]);
+    softmax.total = fmaf(softmax.total, rescale, sum_weights(sums, PER_HEAD));
     softmax.maximum = maximum;
     if (threadIdx.x % PER_HEAD == 0) memory.rescale[head] = rescale;
 }
@@ -235,7 +234,7 @@ __device__ __forceinline__ void each_pair(const HeadSums<MT>& sums, F f) {
 }
 
 // WHOLE: all spans of a row; grid (1, heads / (16 MT), rows); out [rows, heads * LATENT] in split form.
-// Else one span; grid (spans, heads / (16 MT), rows); partial [rows, heads, spans, 2 + LATENT]. 256 threads.
+// Else one span; grid (spans, heads / (16 MT), rows); partial [rows, heads, spans, PARTIAL]. 256 threads.
 template <int MT, bool WHOLE, typename T>
 __device__ __forceinline__ void attend_spans(const float* queries, u32 heads, float scale, const Row* rows, const u32* pages,
                                              Choices choices, const T* cache, int order, u16* out, float* partial) {
@@ -247,8 +246,8 @@ __device__ __forceinline__ void attend_spans(const float* queries, u32 heads, fl
     // Rows, pages and entries are complete when this kernel starts: the one before it only computes queries.
     Seen seen(choices, row, __ldcg(&rows[row].position), pages + __ldcg(&rows[row].table));
     u32 visible = seen.count, all = (visible + PAGE_TOKENS - 1) / PAGE_TOKENS;
-    scale = seen.scale(scale);
-    u32 at = WHOLE ? 0 : first_page_of(blockIdx.x), last = WHOLE ? all : min(all, first_page_of(blockIdx.x + 1));
+    u32 in_span = span_pages(all), at = WHOLE ? 0 : blockIdx.x * in_span, last = WHOLE ? all : min(all, at + in_span);
+    scale = seen.scale(scale) * LOG2_E;
     if (at >= last) {
         wait_for_previous();
         return;
@@ -288,10 +287,10 @@ __device__ __forceinline__ void attend_spans(const float* queries, u32 heads, fl
         weigh_page(memory, softmax, scale, in_page);
         __syncthreads();
         add_page(memory, page, sums);
-        if (WHOLE && (begins_span(at + 1) || at + 1 == last)) {
+        if (WHOLE && ((at + 1) % in_span == 0 || at + 1 == last)) {
             // As `merge` does it.
-            float maximum = fmaxf(whole.maximum, softmax.maximum);
-            float old_scale = expf(whole.maximum - maximum), new_scale = expf(softmax.maximum - maximum);
+            float of_span = softmax.maximum * LN_2, maximum = fmaxf(whole.maximum, of_span);
+            float old_scale = expf(whole.maximum - maximum), new_scale = expf(of_span - maximum);
             whole.total = fmaf(whole.total, old_scale, softmax.total * new_scale);
             whole.maximum = maximum;
             softmax = Softmax{-INFINITY_F, 0.0f};
@@ -330,9 +329,9 @@ __device__ __forceinline__ void attend_spans(const float* queries, u32 heads, fl
         partial += ((row * heads + first_head) * gridDim.x + blockIdx.x) * PARTIAL;
         u64 stride = gridDim.x * PARTIAL;
         if (threadIdx.x % PER_HEAD == 0 && head < here)
-            *(float2*)(partial + head * stride) = make_float2(softmax.maximum, softmax.total);
+            *(float2*)(partial + head * stride) = make_float2(softmax.maximum * LN_2, softmax.total);
         each_pair(sums, [&](u32 head, u32 column, float a, float b) {
-            if (head < here) *(float2*)(partial + head * stride + 2 + column) = make_float2(a, b);
+            if (head < here) *(float2*)(partial + head * stride + PARTIAL_SUMS + column) = make_float2(a, b);
         });
     }
 }

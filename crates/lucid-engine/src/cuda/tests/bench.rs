@@ -9,7 +9,7 @@ use lucid_checkpoint::{Config, TokenId};
 use super::random::Random;
 use super::{gpu_with_terms, split_vectors};
 use crate::cpu::Span;
-use crate::cuda::attention::{Choices, PartialSums, Shape, StepRows, attend};
+use crate::cuda::attention::{Choices, Pages, PartialSums, Shape, StepRows, attend};
 use crate::cuda::cache::LayerCache;
 use crate::cuda::driver::{Address, Buffer, Gpu, launch};
 use crate::cuda::experts::{ExpertBuffers, Job, Normed, Pass, down, gate_up, visit};
@@ -392,7 +392,9 @@ fn projections(gpu: &Gpu, kernels: &Kernels, noise: &Noise, layers: &[Layer], ba
 fn attention_at_full_width() {
     let Some((gpu, kernels)) = gpu_with_terms(1) else { return };
     let noise = Noise::new(&gpu);
-    for (batch, context) in [(1, 1_024), (8, 1_024), (32, 1_024), (64, 1_024), (1, 32_768), (8, 32_768)] {
+    for (batch, context) in
+        [(1, 1_024), (8, 1_024), (32, 1_024), (64, 1_024), (1, 4_096), (32, 4_096), (1, 32_768), (8, 32_768)]
+    {
         for dtype in [KvCacheDtype::Bf16, KvCacheDtype::Fp8E4m3] {
             attention(&gpu, &kernels, &noise, dtype, (batch, context), 4.26e12);
         }
@@ -435,13 +437,19 @@ fn attention(
         choices: Choices::EVERYTHING,
     };
     let partial = PartialSums::new(gpu, shape, context).unwrap();
-    let out = gpu.allocate(batch * HEADS * 512 * kernels.terms * 2).unwrap();
-    let pages_kind = partial.choose(kernels, shape, step);
-    let seconds = measure(gpu, |_| {
-        let to = (out.address(), Order::Natural);
-        attend(gpu, kernels, shape, step, at, queries.address(), &partial, pages_kind, to).unwrap();
-    });
-    line(&format!("attention, {dtype}, batch {batch}, {context}"), seconds, bytes as f64, copy);
+    let out = noise.fill(gpu, &noise.bf16, batch * HEADS * 512 * kernels.terms * 2);
+    let chosen = partial.choose(kernels, shape, step);
+    for way in [Pages::SideBySide, Pages::Wide] {
+        if way == Pages::Wide && kernels.hopper.is_none() {
+            continue;
+        }
+        let seconds = measure(gpu, |_| {
+            let to = (out.address(), Order::Natural);
+            attend(gpu, kernels, shape, step, at, queries.address(), &partial, way, to).unwrap();
+        });
+        let mark = if way == chosen { "*" } else { "" };
+        line(&format!("{dtype}, {batch} x {context}, {way:?}{mark}"), seconds, bytes as f64, copy);
+    }
 }
 
 #[test]
