@@ -163,10 +163,16 @@ pub fn multiply(threads: &mut Threads, products: &[Product<'_>]) {
     }
     let tasks: usize = products.iter().map(tasks_of).sum();
     threads.for_each(tasks, |mut task| {
-        for product in products {
+        for (i, product) in products.iter().enumerate() {
             let here = tasks_of(product);
             if task < here {
-                return panel(product, task);
+                // The thread's next task: in this product, or the first one of another.
+                let next = match products.get(i + 1) {
+                    _ if task + 1 < here => panel_of(product, task + 1).fetched(),
+                    Some(product) if tasks_of(product) > 0 => panel_of(product, 0).fetched(),
+                    _ => &[],
+                };
+                return multiply_panel(product, task, next);
             }
             task -= here;
         }
@@ -178,17 +184,27 @@ pub fn tasks_of(product: &Product<'_>) -> usize {
     product.rows.len().div_ceil(panel_rows(product)) * product.count.div_ceil(PANEL_TOKENS)
 }
 
+/// The rows of a task.
+fn panel_of<'a>(product: &Product<'a>, task: usize) -> Rows<'a> {
+    let panel_rows = panel_rows(product);
+    let first = product.rows.start + task % product.rows.len().div_ceil(panel_rows) * panel_rows;
+    Rows::of(product.weight, first..product.rows.end.min(first + panel_rows))
+}
+
 /// One panel of rows by one panel of tokens.
 pub fn panel(product: &Product<'_>, task: usize) {
+    multiply_panel(product, task, &[]);
+}
+
+/// The same; meanwhile `next` is fetched, where that helps.
+fn multiply_panel(product: &Product<'_>, task: usize, next: &[u8]) {
     let panel_rows = panel_rows(product);
     let row_panels = product.rows.len().div_ceil(panel_rows);
     let first_row = task % row_panels * panel_rows;
-    let count = panel_rows.min(product.rows.len() - first_row);
     let first_token = task / row_panels * PANEL_TOKENS;
     let tokens = PANEL_TOKENS.min(product.count - first_token);
     let weight = product.weight;
-    let start = product.rows.start + first_row;
-    let rows = Rows::of(weight, start..start + count);
+    let rows = Rows { next, ..panel_of(product, task) };
     // SAFETY: a task's first row and token exist.
     let at = unsafe { product.outputs.at(first_token, first_row) };
     let target = Target { at, stride: product.outputs.stride, scale: global_scale(weight) };

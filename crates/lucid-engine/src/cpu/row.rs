@@ -18,6 +18,9 @@ pub struct Rows<'a> {
     pub cols: usize,
     /// The values; every slice has exactly the bytes of these rows.
     pub stored: Stored<'a>,
+    /// What the same thread reads next, if that is known: otherwise it is taken to be what stands behind these rows.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub next: &'a [u8],
 }
 
 /// The bytes of some rows.
@@ -68,7 +71,7 @@ impl<'a> Rows<'a> {
                 Stored::Decoded { matrix, first_row: rows.start }
             }
         };
-        Rows { count: rows.len(), cols, stored }
+        Rows { count: rows.len(), cols, stored, next: &[] }
     }
 
     /// Rows that are f32 already, `[count, cols]`.
@@ -80,7 +83,7 @@ impl<'a> Rows<'a> {
         // SAFETY: any f32 is four plain bytes; the length is that of the slice.
         let bytes =
             unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), std::mem::size_of_val(values)) };
-        Rows { count: values.len() / cols, cols, stored: Stored::F32(bytes) }
+        Rows { count: values.len() / cols, cols, stored: Stored::F32(bytes), next: &[] }
     }
 
     /// Rows that are bf16 numbers of this machine, which stores low bytes first, `[count, cols]`.
@@ -92,7 +95,17 @@ impl<'a> Rows<'a> {
         // SAFETY: any u16 is two plain bytes; the length is that of the slice.
         let bytes =
             unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), std::mem::size_of_val(values)) };
-        Rows { count: values.len() / cols, cols, stored: Stored::Bf16(bytes) }
+        Rows { count: values.len() / cols, cols, stored: Stored::Bf16(bytes), next: &[] }
+    }
+
+    /// The bytes that are worth fetching before they are multiplied: none of few f32 rows, and none of packed blocks, which take longer to
+    /// decode than to fetch.
+    pub fn fetched(&self) -> &'a [u8] {
+        match self.stored {
+            Stored::F16(bytes) | Stored::Bf16(bytes) | Stored::F8E4m3(bytes) => bytes,
+            Stored::Nvfp4 { codes, .. } => codes,
+            Stored::F32(_) | Stored::Decoded { .. } => &[],
+        }
     }
 
     /// Decodes rows that no kernel reads as stored into `scratch`, which grows; other rows stay as they are.

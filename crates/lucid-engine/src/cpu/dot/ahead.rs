@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::layouts::Layout;
-use crate::cpu::row::{Rows, Stored};
+use crate::cpu::row::Rows;
 
 /// Up to so many tokens, tiles fetch what comes next in their own rows, however short they are.
 const FEW_TOKENS: usize = 3;
@@ -16,6 +16,9 @@ const FEW_TOKENS: usize = 3;
 /// tiles of whole rows fetch this far ahead in them, tiles of parts the next tile's part, whatever the number of tokens (AVX-512, rows of
 /// 7168 and 4 tokens: 41 against 26 GMAC/s).
 const LONG_ROWS: usize = 2048;
+
+/// Bytes of a panel's beginning: until they are read, its own tiles have fetched what comes after.
+const BEGINNING: usize = 4 << 10;
 
 /// The next panel's lines that are left to fetch.
 pub(super) struct Ahead {
@@ -26,18 +29,24 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// For `rows` against `tokens`: as many bytes as `rows` have, behind them, are the matrix' next panel, if there is one. `tiles`
-    /// share the work.
+    /// For `rows` against `tokens`: the next panel is what `rows.next` says, or as many bytes as `rows` have, behind them. `tiles` share
+    /// the work.
     pub(super) fn of(rows: &Rows<'_>, tokens: usize, tiles: usize) -> Ahead {
-        let bytes: &[u8] = match rows.stored {
-            Stored::F16(bytes) | Stored::Bf16(bytes) | Stored::F8E4m3(bytes) => bytes,
-            Stored::Nvfp4 { codes, .. } => codes,
-            // Few weights are f32, and packed blocks take longer to decode than to fetch.
-            Stored::F32(_) | Stored::Decoded { .. } => &[],
-        };
+        let bytes = rows.fetched();
         let own = tokens <= FEW_TOKENS || bytes.len() > LONG_ROWS * rows.count;
-        let lines = if own { 0 } else { bytes.len().div_ceil(64) };
-        Ahead { at: bytes.as_ptr_range().end, lines, lines_per_tile: lines.div_ceil(tiles.max(1)), own }
+        let behind = bytes.as_ptr_range().end;
+        let (at, len) = match rows.next {
+            [] => (behind, bytes.len()),
+            next => (next.as_ptr(), next.len()),
+        };
+        let len = match own {
+            false => len,
+            // The last tiles fetch what stands behind their rows; if something else is next, its beginning is not among that.
+            true if at == behind => 0,
+            true => len.min(BEGINNING),
+        };
+        let lines = len.div_ceil(64);
+        Ahead { at, lines, lines_per_tile: lines.div_ceil(tiles.max(1)), own }
     }
 
     /// Whether tiles fetch in their own rows, and not the next panel.

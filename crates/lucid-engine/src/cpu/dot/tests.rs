@@ -60,7 +60,7 @@ fn rows_of(layout: usize, stored: &[u8], count: usize, cols: usize) -> Rows<'_> 
             scales: &cut(1)[count * cols / 2..][..count * cols / 16],
         },
     };
-    Rows { count, cols, stored }
+    Rows { count, cols, stored, next: &[] }
 }
 
 /// Any layout, any shape, any tile: the same bits as the plain form, and every place written.
@@ -108,7 +108,7 @@ fn every_tile_has_the_bits_of_the_plain_form() {
 #[test]
 fn every_e4m3_code_has_its_value() {
     let all: Vec<u8> = (0..=255).collect();
-    let rows = Rows { count: 16, cols: 16, stored: Stored::F8E4m3(&all) };
+    let rows = Rows { count: 16, cols: 16, stored: Stored::F8E4m3(&all), next: &[] };
     let ones = [1f32; 16];
     for unit in Unit::all() {
         for column in 0..16 {

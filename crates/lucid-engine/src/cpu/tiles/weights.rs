@@ -118,7 +118,7 @@ mod tests {
                 Stored::Nvfp4 { codes: &bytes[..count * cols / 2], scales: &codes[..count * cols / 16] },
             ];
             for stored in layouts {
-                let rows = Rows { count, cols, stored };
+                let rows = Rows { count, cols, stored, next: &[] };
                 // SAFETY: AVX-512 was found.
                 let panel = unsafe { panel(&rows, &mut scratch) };
                 assert_eq!((panel.rows, panel.steps), (count, cols.div_ceil(STEP)));
