@@ -64,6 +64,29 @@ impl Bytes {
         Ok(Bytes { range: 0..map.len(), source: Source::Map(Arc::new(Map { map, file: None })) })
     }
 
+    /// Copies of `all`, each at the beginning of a cache line, in one piece of memory for which the operating system is asked for its
+    /// largest pages. A mapped file has small ones, and looking up where each of them lies is a wait in every few rows of a matrix.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn side_by_side(all: &[&Bytes]) -> std::io::Result<Vec<Bytes>> {
+        const LINE: usize = 64;
+        let len = all.iter().map(|bytes| bytes.len().next_multiple_of(LINE)).sum::<usize>();
+        let mut memory = memmap2::MmapMut::map_anon(len.max(LINE))?;
+        // Only a hint: without it, or where a system has only small pages, everything is the same, but slower.
+        #[cfg(target_os = "linux")]
+        let _ = memory.advise(memmap2::Advice::HugePage);
+        let mut places = Vec::with_capacity(all.len());
+        let mut start = 0;
+        for bytes in all {
+            memory[start..start + bytes.len()].copy_from_slice(bytes);
+            places.push(start..start + bytes.len());
+            start += bytes.len().next_multiple_of(LINE);
+        }
+        let map = Arc::new(Map { map: memory.make_read_only()?, file: None });
+        Ok(places.into_iter().map(|range| Bytes { source: Source::Map(Arc::clone(&map)), range }).collect())
+    }
+
     /// Asks the operating system to have a mapped part of a file ready soon. Only a hint.
     pub fn will_be_read(&self) {
         #[cfg(unix)]
@@ -159,6 +182,19 @@ mod tests {
         drop((part, mapped));
         std::fs::write(&path, b"short").unwrap();
         assert_eq!(&*read.slice(5..9).unwrap().read().unwrap(), &content[4_006..4_010]);
+    }
+
+    #[test]
+    fn copies_side_by_side_are_what_was_copied_and_begin_with_a_line() {
+        let all =
+            [Bytes::from_static(b"abc"), Bytes::from(vec![]), Bytes::from(vec![7; 65]), Bytes::from(vec![1])];
+        let copies = Bytes::side_by_side(&all.iter().collect::<Vec<_>>()).unwrap();
+        assert_eq!(copies.len(), all.len());
+        for (copy, bytes) in copies.iter().zip(&all) {
+            assert_eq!(**copy, **bytes);
+            assert!(copy.as_ptr().addr().is_multiple_of(64));
+        }
+        assert!(Bytes::side_by_side(&[]).unwrap().is_empty());
     }
 
     #[test]

@@ -202,6 +202,20 @@ impl Matrix {
         }
     }
 
+    /// The same, to be put elsewhere.
+    pub fn stored_mut(&mut self) -> (&mut Bytes, Option<&mut Bytes>) {
+        match &mut self.packed {
+            Packed::F32(bytes) | Packed::F16(bytes) | Packed::Bf16(bytes) | Packed::F8E4m3(bytes) => {
+                (bytes, None)
+            }
+            Packed::Gguf { bytes, .. } => (bytes, None),
+            Packed::Nvfp4 { codes, scales, .. } => (codes, Some(scales)),
+            Packed::Int4 { codes, scales, .. } | Packed::F8Blocks { codes, scales, .. } => {
+                (codes, Some(&mut scales.bytes))
+            }
+        }
+    }
+
     /// Bytes that it takes as it is stored.
     #[must_use]
     pub fn stored_bytes(&self) -> usize {

@@ -105,6 +105,9 @@ pub enum Error {
         /// What to do.
         hint: &'static str,
     },
+    /// The operating system refused memory for weights.
+    #[error("no memory for a copy of the weights: {0}; stop other programs, or take a smaller model")]
+    Copy(std::io::Error),
     /// The operating system refused threads or memory.
     #[error("cannot start the engine's threads: {0}")]
     Threads(std::io::Error),

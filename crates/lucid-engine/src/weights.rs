@@ -12,6 +12,10 @@ use crate::backend::Load;
 use crate::{Error, KvCacheDtype, KvScales, Planted, Semantics};
 pub use indexer::Indexer;
 
+/// Bytes of weights that are copied to large pages at most: about what a processor's third cache holds. Such a model is read from caches
+/// again and again, and looking up 4 KB pages is a tenth of its time; a copy of a larger one would take memory that the file's pages don't.
+const MOST_GATHERED: usize = 256 << 20;
+
 /// All weights of a model.
 pub struct Weights {
     /// `[vocab_size, hidden_size]`
@@ -163,6 +167,33 @@ impl Weights {
     pub(crate) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         self.layers.iter().flat_map(Layer::matrices).chain([&self.embed_tokens, &self.lm_head])
     }
+
+    /// Puts the matrices of a small model side by side in memory with large pages.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub(crate) fn gather(&mut self) -> std::io::Result<()> {
+        let stored = |matrix: &Matrix| {
+            let (values, scales) = matrix.stored();
+            values.len() + scales.map_or(0, |scales| scales.len())
+        };
+        if self.matrices().map(stored).sum::<usize>() > MOST_GATHERED {
+            return Ok(());
+        }
+        let layers = self.layers.iter_mut().flat_map(Layer::matrices_mut);
+        let matrices = layers.chain([&mut self.embed_tokens, &mut self.lm_head]);
+        let mut stored: Vec<&mut Bytes> = matrices
+            .flat_map(|matrix| {
+                let (values, scales) = matrix.stored_mut();
+                std::iter::once(values).chain(scales)
+            })
+            .collect();
+        let copies = Bytes::side_by_side(&stored.iter().map(|bytes| &**bytes).collect::<Vec<_>>())?;
+        for (bytes, copy) in stored.iter_mut().zip(copies) {
+            **bytes = copy;
+        }
+        Ok(())
+    }
 }
 
 /// Why a checkpoint has no W4A4.
@@ -216,6 +247,27 @@ impl Layer {
             }
         };
         matrices.extend(mlps.iter().flat_map(|mlp| [&mlp.gate, &mlp.up, &mlp.down]));
+        matrices
+    }
+
+    /// The same, in the order in which a step reads them.
+    fn matrices_mut(&mut self) -> Vec<&mut Matrix> {
+        let attention = &mut self.attention;
+        let mut matrices = vec![&mut attention.kv_a];
+        match &mut attention.query {
+            Query::Latent { q_a, q_b, .. } => matrices.extend([q_a, q_b]),
+            Query::Direct(q) => matrices.push(q),
+        }
+        matrices.extend(attention.indexer.iter_mut().flat_map(Indexer::matrices_mut));
+        matrices.extend([&mut attention.k_b_transposed, &mut attention.kv_b, &mut attention.o]);
+        let mlps: Vec<&mut Mlp> = match &mut self.feed_forward {
+            FeedForward::Dense(mlp) => vec![mlp],
+            FeedForward::Experts(experts) => {
+                matrices.push(&mut experts.router);
+                experts.routed.iter_mut().chain(&mut experts.shared).collect()
+            }
+        };
+        matrices.extend(mlps.into_iter().flat_map(|mlp| [&mut mlp.gate, &mut mlp.up, &mut mlp.down]));
         matrices
     }
 }

@@ -24,6 +24,10 @@ impl Indexer {
     pub(super) fn matrices(&self) -> [&Matrix; 3] {
         [&self.wq_b, &self.wk, &self.weights_proj]
     }
+
+    pub(super) fn matrices_mut(&mut self) -> [&mut Matrix; 3] {
+        [&mut self.wq_b, &mut self.wk, &mut self.weights_proj]
+    }
 }
 
 impl Loader<'_> {

@@ -18,9 +18,12 @@ impl CpuModel {
     /// # Errors
     /// When the checkpoint is incomplete or unsupported, can't be dealt out, or threads can't be started.
     pub fn load(load: &Load<'_>, rank: Rank, ranks: Box<dyn Collective>) -> Result<CpuModel, Error> {
-        let weights = load.weights()?;
+        let mut weights = load.weights()?;
         if load.semantics.activations == Activations::W4A4 {
             weights.check_w4a4()?;
+        }
+        if rank.is_alone() {
+            weights.gather().map_err(Error::Copy)?;
         }
         CpuModel::with_weights(load, weights, rank, ranks)
     }
