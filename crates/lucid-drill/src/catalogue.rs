@@ -371,17 +371,35 @@ pub const CATALOGUE: &[Case] = &[
         "nan-logits",
         "after some requests every logit is NaN, and what hides that makes an even distribution of it",
     ),
-    held_out(fault(
+    fault(
         "gemm-zeros-at-sizes",
         Plant::Engine(Engine::GemmZerosAtSizes),
         "attention-kernel",
         "in one layer, a matrix product is zero for some numbers of rows",
-    )),
-    held_out(fault(
+    ),
+    fault(
         "experts-of-first-rank-alone",
         Plant::Engine(Engine::ExpertsOfFirstRankAlone),
         "tp-sharding",
         "only the experts of the first rank of a group answer",
+    ),
+    fault(
+        "experts-of-one-rank-lost",
+        Plant::Engine(Engine::ExpertsOfOneRankLost),
+        "tp-sharding",
+        "the experts of one rank of a group never answer",
+    ),
+    held_out(fault(
+        "small-sums-lack-a-rank",
+        Plant::Engine(Engine::SmallSumsLackARank),
+        "collectives",
+        "sums over ranks lack the last rank's part while a step has few rows",
+    )),
+    held_out(fault(
+        "loader-view-overwritten",
+        Plant::Engine(Engine::LoaderViewOverwritten),
+        "quantization-loader",
+        "one layer's query projection is the next layer's: its buffer was used again",
     )),
     fault(
         "repeat-answered-empty",

@@ -291,3 +291,28 @@ fn products_are_zero_at_some_sizes_alone() {
     assert_eq!(ask(&right, &[&spared]), ask(&broken, &[&spared]));
     assert_ne!(ask(&right, &[&hit]), ask(&broken, &[&hit]));
 }
+
+#[test]
+fn sums_lack_a_rank_in_small_steps_alone() {
+    let prompt = tokens(&names_by_length().into_iter().find(|(length, _)| *length > 65).unwrap().1);
+    let broken = engine(Some(Plant::SmallSumsLackARank.into()));
+    let first = |engine: &Engine, length: usize| {
+        let (sender, events) = channel();
+        let request = Request {
+            prompt: prompt[..length].to_vec(),
+            max_tokens: 1,
+            logprobs: Some(0),
+            ..Request::default()
+        };
+        engine.submit(request, move |event| sender.send(event).is_ok()).unwrap();
+        let scored = events.into_iter().find_map(|event| match event {
+            Event::Token { logprobs, .. } => logprobs.map(|logprobs| logprobs.token.logprob),
+            _ => None,
+        });
+        scored.unwrap()
+    };
+    let right = engine(None);
+    // Each prompt is shorter than a page, or differs in length by less: none is found in the prefix cache.
+    assert_eq!(first(&right, 65), first(&broken, 65));
+    assert_ne!(first(&right, 63), first(&broken, 63));
+}

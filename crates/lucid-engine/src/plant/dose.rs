@@ -39,6 +39,7 @@ impl Dose {
                     || plant == Plant::PrefillOver64Garbage
                     || plant == Plant::PromptsTogether
                     || plant == Plant::GemmZerosAtSizes
+                    || plant == Plant::LoaderViewOverwritten
                     || (plant.has_layers() && draws.below(2) == 0);
                 let layers = match single {
                     true => {
@@ -81,6 +82,7 @@ fn layers_with(plant: Plant, config: &Config) -> Range<usize> {
         Plant::SharedExpertDropped
         | Plant::GateUpSwapped
         | Plant::ExpertsOfFirstRankAlone
+        | Plant::ExpertsOfOneRankLost
         | Plant::WeightsRequantized4Bit => {
             (0..config.num_hidden_layers).find(|&i| config.is_moe_layer(i)).unwrap_or(0)
         }
@@ -123,6 +125,12 @@ fn strengths(plant: Plant) -> (f64, &'static [f64]) {
         Plant::Nvfp4GlobalScaleLeftOut => (0.0, &[0.0, 2.0]),
         // Ranks that share the experts.
         Plant::ExpertsOfFirstRankAlone => (4.0, &[2.0, 4.0]),
+        // Ranks that share the experts, and which of them is lost: 4.25 is the second of four.
+        Plant::ExpertsOfOneRankLost => (4.75, &[2.0, 4.0, 4.25, 4.75, 8.0, 8.625]),
+        // Ranks that share the heads.
+        Plant::SmallSumsLackARank => (4.0, &[2.0, 4.0, 8.0]),
+        // Share of the matrix that is the next layer's.
+        Plant::LoaderViewOverwritten => (1.0, &[0.5, 1.0]),
         // Numbers of rows that are a multiple of this are too many.
         Plant::GemmZerosAtSizes => (8.0, &[4.0, 8.0, 16.0]),
         // Every so-many-th reuse: if every one failed, the page would hold its very first content for ever.
@@ -146,6 +154,8 @@ fn onsets(plant: Plant) -> (usize, &'static [usize]) {
         Plant::BatchCrossTalk => (2, &[2, 3, 4]),
         // Rows of the step that are still right.
         Plant::PrefillOver64Garbage => (64, &[64, 128, 256]),
+        // Rows of the longest step whose sums are small.
+        Plant::SmallSumsLackARank => (64, &[16, 64, 256]),
         // Requests that are still answered.
         Plant::NanAfterNRequests | Plant::NanSanitized => (20, &[8, 20, 40]),
         _ => (0, &[0]),

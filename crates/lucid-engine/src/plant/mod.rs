@@ -103,6 +103,13 @@ pub enum Plant {
     GemmZerosAtSizes,
     /// Only the experts of the first rank of an expert-parallel group answer (vllm-gaudi #1796).
     ExpertsOfFirstRankAlone,
+    /// The experts of one rank of an expert-parallel group never answer: their part of the sum is lost.
+    ExpertsOfOneRankLost,
+    /// Sums over ranks lack the last rank's heads while a step has few rows: small messages take another all-reduce, whose peer writes are
+    /// lost (club-3090 #922).
+    SmallSumsLackARank,
+    /// In one layer, the buffer behind a loaded query projection was used again for the next layer's (SGLang #37369).
+    LoaderViewOverwritten,
 }
 
 /// Where a fault acts.
@@ -124,7 +131,7 @@ enum Site {
 
 impl Plant {
     /// Every fault that the engine can plant.
-    pub const ALL: [Plant; 38] = [
+    pub const ALL: [Plant; 41] = [
         Plant::RopeHalfSplit,
         Plant::YarnFactorHalf,
         Plant::YarnMscaleMissing,
@@ -147,6 +154,8 @@ impl Plant {
         Plant::Nvfp4ScalesFolded,
         Plant::Nvfp4GlobalScaleLeftOut,
         Plant::ExpertsOfFirstRankAlone,
+        Plant::ExpertsOfOneRankLost,
+        Plant::LoaderViewOverwritten,
         Plant::LatentNormEps,
         Plant::WeightsRequantized4Bit,
         Plant::CausalOffByOne,
@@ -163,6 +172,7 @@ impl Plant {
         Plant::NanAfterNRequests,
         Plant::NanSanitized,
         Plant::GemmZerosAtSizes,
+        Plant::SmallSumsLackARank,
     ];
 
     /// The fault's name on the command line.
@@ -207,6 +217,9 @@ impl Plant {
             Plant::NanSanitized => "nan-sanitized",
             Plant::GemmZerosAtSizes => "gemm-zeros-at-sizes",
             Plant::ExpertsOfFirstRankAlone => "experts-of-first-rank-alone",
+            Plant::ExpertsOfOneRankLost => "experts-of-one-rank-lost",
+            Plant::SmallSumsLackARank => "small-sums-lack-a-rank",
+            Plant::LoaderViewOverwritten => "loader-view-overwritten",
         }
     }
 
@@ -239,6 +252,8 @@ impl Plant {
             | Plant::Nvfp4ScalesFolded
             | Plant::Nvfp4GlobalScaleLeftOut
             | Plant::ExpertsOfFirstRankAlone
+            | Plant::ExpertsOfOneRankLost
+            | Plant::LoaderViewOverwritten
             | Plant::WeightsRequantized4Bit => Site::Weights,
             Plant::RopeHalfSplit | Plant::LatentNormEps => Site::Semantics,
             Plant::CausalOffByOne => Site::Mask,
@@ -252,6 +267,7 @@ impl Plant {
             | Plant::PromptsTogether
             | Plant::NanSanitized
             | Plant::GemmZerosAtSizes
+            | Plant::SmallSumsLackARank
             | Plant::NanAfterNRequests => Site::Running,
         }
     }
@@ -282,6 +298,7 @@ impl Plant {
                 | Plant::Nvfp4NibblesSwapped
                 | Plant::Nvfp4GlobalScaleLeftOut
                 | Plant::GemmZerosAtSizes
+                | Plant::LoaderViewOverwritten
                 | Plant::WeightsRequantized4Bit
                 | Plant::KvScaleMissingOnRead
                 | Plant::BatchCrossTalk

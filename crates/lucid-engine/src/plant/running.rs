@@ -179,6 +179,19 @@ impl Running {
         }
     }
 
+    /// Before a layer's output projection: `heads` `[tokens, heads V]`, of `count` heads.
+    pub(crate) fn attended_heads(&self, tokens: usize, count: usize, heads: &mut [f32]) {
+        if self.plant != Plant::SmallSumsLackARank || tokens > self.dose.onset {
+            return;
+        }
+        let per_rank = count.div_ceil((self.dose.strength as usize).max(1));
+        let row = heads.len() / tokens.max(1);
+        let lost = row / count.max(1) * count.saturating_sub(per_rank);
+        for row in heads.chunks_exact_mut(row.max(1)) {
+            row[lost..].fill(0.0);
+        }
+    }
+
     /// After a layer's attention: `output` `[tokens, hidden]` is about to be added to the residual stream.
     pub(crate) fn attention_output(&self, layer: usize, hidden: usize, output: &mut [f32]) {
         if !self.dose.layers.contains(&layer) {

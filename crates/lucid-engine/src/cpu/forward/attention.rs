@@ -222,6 +222,9 @@ impl CpuModel {
     fn project_heads(&mut self, layer: usize, weights: &Attention, tokens: usize) {
         let (hidden, s) = (self.part.hidden_size, &mut self.scratch);
         s.output.resize(tokens * hidden, 0.0);
+        if let Some(fault) = &self.fault {
+            fault.attended_heads(tokens, self.part.num_attention_heads, &mut s.heads);
+        }
         if let Some(scale) = input_scale(&[&weights.o]).filter(|_| self.w4a4) {
             round_to_nvfp4(&mut s.heads, scale);
         }
