@@ -75,6 +75,7 @@ pub(crate) fn registry() -> Vec<Box<dyn Check>> {
         Box::new(endpoint::MultiTurn),
         Box::new(endpoint::ColdWarm),
         Box::new(endpoint::LengthSweep),
+        Box::new(reference::Sizes),
         Box::new(endpoint::Batch),
         Box::new(endpoint::Soak),
     ];

@@ -80,7 +80,7 @@ pub(super) fn places(check: &str, scores: &[PromptScore], measure: Measure) -> V
         .collect()
 }
 
-fn only_while_decoding(check: &str, scores: &[PromptScore], measure: Measure) -> Option<Finding> {
+pub(super) fn only_while_decoding(check: &str, scores: &[PromptScore], measure: Measure) -> Option<Finding> {
     // Answers to prompts of one step: after longer ones, what is wrong with the prompt is wrong with the answer.
     let of_prompt =
         |score: &PromptScore| score.positions.iter().filter(|p| !p.decoded).map(|p| p.position).max();
