@@ -6,6 +6,7 @@ use lucid_engine::{Activations, KvCacheDtype, KvScales, Mode, Plant, SemanticsOp
 use serde::Deserialize;
 
 use crate::evidence::{Claim, semantics_of};
+use crate::report::Remedy;
 
 /// The whole file.
 #[derive(Debug, Deserialize)]
@@ -31,12 +32,27 @@ pub(crate) struct Mistake {
     pub(crate) range: Option<[f64; 2]>,
     /// The mistake of which this one is a single strength.
     within: Option<String>,
+    /// The strength that the engine's fault usually has, where the title has to tell it.
+    usual: Option<f64>,
+    /// What to do, in place of the cause's own remedy.
+    pub(crate) remedy: Option<Remedy>,
 }
 
 impl Mistake {
     /// The engine's fault of that name; the test holds that there is one.
     pub(crate) fn plant(&self) -> Option<Plant> {
         Plant::from_name(&self.plant)
+    }
+
+    /// What it is in one strength, or as usual.
+    pub(crate) fn title_in(&self, strength: Option<f64>) -> String {
+        match (self.plant(), strength.or(self.usual)) {
+            (Some(Plant::ExpertsOfOneRankLost), Some(strength)) => {
+                let (ranks, lost) = (strength.trunc(), strength.fract());
+                format!("{}: rank {} of {ranks}, counted from 0", self.title, (lost * ranks).round())
+            }
+            _ => self.title.clone(),
+        }
     }
 
     /// The engine's fault of which this one is a single strength.
@@ -106,6 +122,21 @@ pub(crate) fn hypotheses() -> &'static HypothesisTable {
 mod tests {
     use super::*;
     use crate::knowledge::causes;
+
+    #[test]
+    fn a_lost_rank_is_told_by_its_number() {
+        let mistakes = &hypotheses().mistakes;
+        let lost =
+            mistakes.iter().find(|mistake| mistake.plant() == Some(Plant::ExpertsOfOneRankLost)).unwrap();
+        assert!(
+            lost.title_in(Some(4.25)).ends_with("rank 1 of 4, counted from 0"),
+            "{}",
+            lost.title_in(Some(4.25))
+        );
+        assert!(lost.title_in(Some(8.0)).ends_with("rank 0 of 8, counted from 0"));
+        assert!(lost.title_in(None).ends_with("rank 3 of 4, counted from 0"));
+        assert_eq!(mistakes[0].title_in(Some(2.0)), mistakes[0].title);
+    }
 
     #[test]
     fn the_file_is_sound() {

@@ -4,6 +4,7 @@ use lucid_engine::{Dosage, Plant, Planted, SemanticsOptions};
 
 use crate::evidence::Claim;
 use crate::knowledge::{Mistake, hypotheses};
+use crate::report::Remedy;
 
 /// What the reference computes with.
 pub(super) struct Hypothesis {
@@ -14,6 +15,8 @@ pub(super) struct Hypothesis {
     pub(super) cause: Option<&'static str>,
     /// The wider mistake of which it is a single strength.
     pub(super) within: Option<Plant>,
+    /// What to do, in place of the cause's own remedy.
+    pub(super) remedy: Option<&'static Remedy>,
 }
 
 impl Hypothesis {
@@ -33,6 +36,7 @@ pub(super) fn general(claim: Option<Claim>) -> Vec<Hypothesis> {
         semantics: variation.semantics(claim),
         cause: variation.cause.as_deref(),
         within: None,
+        remedy: None,
     });
     mistakes.chain(variations).collect()
 }
@@ -58,10 +62,11 @@ fn of_mistake(mistake: &'static Mistake, layer: Option<usize>, claim: Option<Cla
     let alone = layer.map_or_else(String::new, |layer| format!(", in layer {layer} alone"));
     let usual = Hypothesis {
         name: format!("{plant}{place}"),
-        title: format!("{}{alone}", mistake.title),
+        title: format!("{}{alone}", mistake.title_in(None)),
         semantics: with(Planted { plant, dosage: layer.map_or(Dosage::Typical, Dosage::InLayer) }, claim),
         cause: Some(&mistake.cause),
         within: mistake.within(),
+        remedy: mistake.remedy.as_ref(),
     };
     let strengths = mistake.strengths.iter();
     let others = strengths.filter_map(|&strength| in_strength(mistake, strength, layer, claim));
@@ -80,10 +85,11 @@ pub(super) fn in_strength(
     let alone = layer.map_or_else(String::new, |layer| format!(", in layer {layer} alone"));
     Some(Hypothesis {
         name: format!("{plant}-by-{}{place}", (strength * 1e4).round() / 1e4),
-        title: format!("{}{alone}", mistake.title),
+        title: format!("{}{alone}", mistake.title_in(Some(strength))),
         semantics: with(Planted { plant, dosage: Dosage::Strength(strength, layer) }, claim),
         cause: Some(&mistake.cause),
         within: mistake.within(),
+        remedy: mistake.remedy.as_ref(),
     })
 }
 

@@ -11,29 +11,30 @@
 //! When none fits as usually made, strengths that can be any number are searched for, and mistakes that sit in single layers are
 //! tried layer by layer. When none fits at all, prompts of a single token tell attention from everything else.
 
+mod budget;
 mod candidates;
 mod first_token;
 mod fit;
+mod screen;
 mod strength;
 mod tried;
 
-use std::time::{Duration, Instant};
-
-use candidates::{continuous, general, in_strength, layered};
+use budget::Budget;
+use candidates::{Hypothesis, continuous, general, in_strength, layered};
 use fit::{Distances, ROUNDING, mean};
 use lucid_engine::Plant;
+use screen::Screen;
 use tried::Tried;
 
 use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
-use crate::evidence::{Examination, HypothesisFit, PositionScore, PromptScore, compare};
+use crate::evidence::{Examination, HypothesisFit, PositionScore, PromptScore};
 use crate::report::{Finding, Severity};
-use crate::subject::Depth;
 
 pub(crate) struct Hypotheses;
 
 /// Recorded answers that are re-scored for each hypothesis, at the most.
 const ANSWERS: usize = 12;
-/// Of these, how many come first and may already exclude it.
+/// Of these, the beginnings of how many say whether it is worth the rest.
 const SCREENED: usize = 2;
 /// A server that is farther than this from the right model, though near enough for the honest loss of an fp8 cache or of W4A4
 /// activations, has to be explained. Honest bf16 servers: 1.2e-5 nats a token on the canary.
@@ -67,8 +68,10 @@ impl Check for Hypotheses {
         let different = divergence.decision == "different";
         let claim = examination.evidence.claim;
         let inexact = claim.is_some() && examination.evidence.exact != Some(true);
-        // Short answers first: they exclude as well as long ones.
+        // Short answers first: they exclude as well as long ones. Of these, those that tell something.
         examination.evidence.observed.sort_by_key(|(observed, _)| observed.tokens.len());
+        let short = different || inexact;
+        let screen = Screen::new(&mut examination.evidence.observed, claim.is_some(), short);
         let answers = || examination.evidence.observed.iter().take(ANSWERS).map(|(_, score)| score);
         let right = Distances::of(answers());
         let nothing = if claim.is_some() { !inexact } else { mean(&right.kl) < ROUNDING };
@@ -84,50 +87,43 @@ impl Check for Hypotheses {
                 covered: "nothing has to be explained".to_owned(),
             });
         }
-        let everywhere = is_everywhere(answers().flat_map(|score| &score.positions), claim.is_some());
+        let compared = answers().flat_map(|score| &score.positions);
+        let compared = compared.filter(|position| claim.is_some() || !position.past_end);
+        let everywhere = is_everywhere(compared, claim.is_some());
         let overall = over_tokens(examination, &right.kl);
-        let deadline = Instant::now() + patience(examination.subject.depth, different || inexact);
-        let mut tried = Tried::new(right, different, claim.is_some());
         let subject = examination.subject;
+        let threads = subject.threads.or_else(|| std::thread::available_parallelism().ok().map(usize::from));
+        let budget = Budget::new(subject.depth, different || inexact, threads.unwrap_or(1));
+        let mut tried = Tried::new(right, screen, different, claim.is_some(), budget);
         let known = |plant: Option<Plant>| {
             plant.is_none_or(|plant| !subject.unknown.iter().any(|name| name == plant.name()))
         };
-        for hypothesis in general(claim).into_iter().filter(|hypothesis| known(hypothesis.plant())) {
-            tried.add(examination, hypothesis, deadline)?;
-            // Reproduced to the rounding: no other one can be.
-            if claim.is_some() && tried.is_reproduced() {
-                break;
-            }
-        }
+        let known_of = |hypotheses: Vec<Hypothesis>| -> Vec<Hypothesis> {
+            hypotheses.into_iter().filter(|hypothesis| known(hypothesis.plant())).collect()
+        };
+        tried.add_all(examination, known_of(general(claim)))?;
         // A difference that begins somewhere is no mistake of the model: those are everywhere.
         let wrong = different || (inexact && everywhere);
         // A bf16 server that is near may be nearer to a model with a slightly wrong scale: no strength is usual there.
         if (wrong || claim.is_none()) && !tried.is_settled() {
-            search(examination, &mut tried, deadline, &known)?;
+            search(examination, &mut tried, &known)?;
         }
         // What differs in answers alone may be a mistake of decoding in another strength than the usual one.
         if inexact && !wrong && !tried.is_settled() {
-            search(examination, &mut tried, deadline, &|plant| {
+            search(examination, &mut tried, &|plant| {
                 known(plant) && plant.is_some_and(Plant::is_of_decoding)
             })?;
         }
         // What fits may be one strength of a wider mistake, whose own strength is near it.
         let wider: Vec<Plant> = tried.wider();
         if !wider.is_empty() {
-            search(examination, &mut tried, deadline, &|plant| {
+            search(examination, &mut tried, &|plant| {
                 known(plant) && plant.is_some_and(|plant| wider.contains(&plant))
             })?;
         }
         if wrong && !tried.is_settled() {
             let layers = examination.reference.as_ref().map_or(0, |r| r.config().num_hidden_layers);
-            for hypothesis in
-                layered(layers, claim).into_iter().filter(|hypothesis| known(hypothesis.plant()))
-            {
-                if tried.is_settled() {
-                    break;
-                }
-                tried.add(examination, hypothesis, deadline)?;
-            }
+            tried.add_all(examination, known_of(layered(layers, claim)))?;
         }
         if tried.is_empty() {
             return Err(Skip("no hypothesis applies to this checkpoint".to_owned()));
@@ -141,10 +137,15 @@ impl Check for Hypotheses {
         }
         let left = match tried.left_out {
             0 => String::new(),
-            left_out => format!("; {left_out} not tried for lack of time (see --depth)"),
+            left_out => format!("; {left_out} not tried to the end for lack of time (see --depth)"),
         };
-        let covered =
-            format!("{} hypotheses tried on {} recorded answers{left}", tried.len(), tried.right.kl.len());
+        let covered = format!(
+            "{} hypotheses tried, {} of them on all {} recorded answers, in {}{left}",
+            tried.len(),
+            tried.whole(),
+            tried.right.kl.len(),
+            tried.budget.words()
+        );
         let mistaken = tried.is_mistaken(&fits);
         if let Some(divergence) = &mut examination.evidence.divergence {
             divergence.hypotheses = tried
@@ -188,38 +189,22 @@ fn is_everywhere<'a>(positions: impl Iterator<Item = &'a PositionScore>, claimed
 fn search(
     examination: &mut Examination<'_>,
     tried: &mut Tried,
-    deadline: Instant,
     known: &dyn Fn(Option<Plant>) -> bool,
 ) -> Result<(), String> {
     let claim = examination.evidence.claim;
-    let screened = mean(
-        &examination
-            .evidence
-            .observed
-            .iter()
-            .take(SCREENED)
-            .map(|(_, score)| apart(score, claim.is_some()))
-            .collect::<Vec<_>>(),
-    );
     for (mistake, range) in continuous().filter(|(mistake, _)| known(mistake.plant())) {
         let measure = |strength: f64| -> Option<f64> {
-            if Instant::now() > deadline {
+            if tried.budget.is_exhausted() {
                 return None;
             }
             let hypothesis = in_strength(mistake, strength, None, claim)?;
-            let mut scorer = examination.reference.as_ref()?.scorer_with(&hypothesis.semantics).ok()?;
-            let observed = examination.evidence.observed.iter().take(SCREENED);
-            // Logits that are not finite are as far away as can be.
-            let distances = observed.map(|(observed, _)| {
-                compare(&mut scorer, observed).map_or(1.0, |score| apart(&score, claim.is_some()))
-            });
-            Some(mean(&distances.collect::<Vec<_>>()))
+            Some(tried.screen.load_and_measure(examination, &hypothesis.semantics)?.apart)
         };
         // A grid is coarse: what is no worse than the right model there may be far better between two points.
-        let worth = |least: f64| least <= NO_WORSE * screened;
+        let worth = |least: f64| least <= NO_WORSE * tried.screen.right_apart;
         let found = strength::nearest(range, worth, measure);
         if let Some(hypothesis) = found.and_then(|found| in_strength(mistake, found, None, claim)) {
-            tried.add(examination, hypothesis, deadline)?;
+            tried.add(examination, hypothesis)?;
             if tried.is_settled() {
                 break;
             }
@@ -235,18 +220,6 @@ fn apart(score: &PromptScore, claimed: bool) -> f64 {
         return score.mean_kl();
     }
     mean(&score.positions.iter().map(|position| position.gap.min(1.0)).collect::<Vec<_>>())
-}
-
-/// How long the reference may compute for hypotheses: longer when something is wrong, and the question is what.
-fn patience(depth: Depth, wrong: bool) -> Duration {
-    // Wall-clock time, on purpose generous: all hypotheses on the canary take seconds, and a loaded machine must not change
-    // what is found. The limit is there for checkpoints of hundreds of gigabytes.
-    Duration::from_secs(match (depth, wrong) {
-        (Depth::Quick, false) => 60,
-        (Depth::Standard, false) => 120,
-        (Depth::Quick | Depth::Standard, true) => 300,
-        (Depth::Thorough, _) => 3_600,
-    })
 }
 
 /// The answers' means together, each weighing as many tokens as it has: comparable with the report's divergence.

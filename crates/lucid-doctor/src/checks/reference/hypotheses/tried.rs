@@ -1,18 +1,24 @@
 //! Hypotheses with the distances under them, and what they say together.
 
-use std::time::Instant;
-
 use lucid_engine::Plant;
 
 use super::SCREENED;
+use super::budget::Budget;
 use super::candidates::Hypothesis;
 use super::fit::{Distances, Fit, is_hopeless, is_nearer_unfitted, judge, mean, reproduces};
-use crate::evidence::{Examination, compare};
+use super::screen::{Screen, Screened};
+use crate::evidence::{Examination, FEW_BEYOND, compare};
 use crate::report::html::nats;
 use crate::report::{Finding, ProofKind, Severity};
 
 /// What it says against a cause that none of its known mistakes explains the difference: others are thinkable.
 const EXCLUDED: f64 = -1.5;
+
+/// Hypotheses that are re-scored on the answers themselves, of those that are tried together: what is farther than so many others on the
+/// beginnings does not win on the rest.
+const MOST_WHOLE: usize = 8;
+/// How near a hypothesis has to come, as a share of the right model's own distance, to a server that is held to an arithmetic.
+const WORTH: f64 = 0.75;
 
 /// Hypotheses with the distances under them.
 pub(super) struct Tried {
@@ -21,45 +27,137 @@ pub(super) struct Tried {
     different: bool,
     /// The server is held to a declared arithmetic.
     claimed: bool,
+    pub(super) screen: Screen,
     hypotheses: Vec<Hypothesis>,
+    /// From the beginnings.
+    screened: Vec<Screened>,
+    /// From the answers, as far as they were re-scored.
     distances: Vec<Distances>,
+    pub(super) budget: Budget,
     pub(super) left_out: usize,
 }
 
 impl Tried {
-    pub(super) fn new(right: Distances, different: bool, claimed: bool) -> Tried {
-        Tried { right, different, claimed, hypotheses: Vec::new(), distances: Vec::new(), left_out: 0 }
+    pub(super) fn new(
+        right: Distances,
+        screen: Screen,
+        different: bool,
+        claimed: bool,
+        budget: Budget,
+    ) -> Tried {
+        Tried {
+            right,
+            different,
+            claimed,
+            screen,
+            hypotheses: Vec::new(),
+            screened: Vec::new(),
+            distances: Vec::new(),
+            budget,
+            left_out: 0,
+        }
     }
 
-    /// Re-scores the recorded answers. A hypothesis that can't be made on this checkpoint (no NVFP4 weights, for one) is not
-    /// tried. A mistaken model whose logits are not finite is as far away as can be.
+    /// Tries hypotheses beside each other: the beginnings say which of them are worth the answers. The nearest come first, and it ends
+    /// when one reproduces a declared arithmetic.
+    pub(super) fn add_all(
+        &mut self,
+        examination: &mut Examination<'_>,
+        hypotheses: Vec<Hypothesis>,
+    ) -> Result<(), String> {
+        let before = self.hypotheses.len();
+        for hypothesis in hypotheses {
+            let Some(i) = self.screen(examination, hypothesis)? else { continue };
+            // Reproduced on the beginnings: no other one can be.
+            if self.claimed && self.screened[i].distances.beyond.iter().all(|beyond| *beyond <= FEW_BEYOND) {
+                self.complete(examination, i)?;
+                if self.is_reproduced() {
+                    return Ok(());
+                }
+            }
+        }
+        let mut order: Vec<usize> = (before..self.hypotheses.len()).filter(|i| self.is_worth(*i)).collect();
+        order.sort_by(|a, b| self.screened[*a].apart.total_cmp(&self.screened[*b].apart));
+        for i in order.into_iter().take(MOST_WHOLE) {
+            self.complete(examination, i)?;
+            if self.claimed && self.is_reproduced() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tries one, on the answers if it is worth that.
     pub(super) fn add(
         &mut self,
         examination: &mut Examination<'_>,
         hypothesis: Hypothesis,
-        deadline: Instant,
     ) -> Result<(), String> {
-        if Instant::now() > deadline {
+        match self.screen(examination, hypothesis)? {
+            Some(i) if self.is_worth(i) => self.complete(examination, i),
+            _ => Ok(()),
+        }
+    }
+
+    /// Measures it on the beginnings. A hypothesis that can't be made on this checkpoint (no NVFP4 weights, for one) is not tried, nor is
+    /// one that would come too late.
+    fn screen(
+        &mut self,
+        examination: &mut Examination<'_>,
+        hypothesis: Hypothesis,
+    ) -> Result<Option<usize>, String> {
+        if self.budget.is_exhausted() {
+            self.left_out += 1;
+            return Ok(None);
+        }
+        examination.step(self.hypotheses.len(), self.hypotheses.len() + 1, &hypothesis.name);
+        let Some(screened) = self.screen.load_and_measure(examination, &hypothesis.semantics) else {
+            return Ok(None);
+        };
+        self.hypotheses.push(hypothesis);
+        self.screened.push(screened);
+        self.distances.push(Distances::default());
+        Ok(Some(self.hypotheses.len() - 1))
+    }
+
+    /// Re-scores the answers, as long as it can still win.
+    fn complete(&mut self, examination: &mut Examination<'_>, i: usize) -> Result<(), String> {
+        if self.is_whole(i) {
+            return Ok(());
+        }
+        if self.budget.is_exhausted() {
             self.left_out += 1;
             return Ok(());
         }
-        examination.step(self.hypotheses.len(), self.hypotheses.len() + 1, &hypothesis.name);
+        examination.step(i, self.hypotheses.len(), &self.hypotheses[i].name);
         let reference = examination.reference.as_ref().ok_or("the checkpoint can't be read")?;
-        let Ok(mut scorer) = reference.scorer_with(&hypothesis.semantics) else { return Ok(()) };
+        let Ok(mut scorer) = reference.scorer_with(&self.hypotheses[i].semantics) else { return Ok(()) };
         let mut distances = Distances::default();
         for (observed, _) in examination.evidence.observed.iter().take(self.right.kl.len()) {
             match compare(&mut scorer, observed) {
                 Ok(score) => distances.push(score.mean_kl(), score.beyond()),
+                // A mistaken model whose logits are not finite is as far away as can be.
                 Err(_) => distances.push(1.0, 1.0),
             }
-            let screened = distances.kl.len() == SCREENED;
-            if screened && is_hopeless(&self.right, &distances, self.different, self.claimed) {
+            let seen = distances.kl.len();
+            if seen >= SCREENED && is_hopeless(&self.right, &distances, self.different, self.claimed) {
                 break;
             }
         }
-        self.hypotheses.push(hypothesis);
-        self.distances.push(distances);
+        self.distances[i] = distances;
         Ok(())
+    }
+
+    /// Whether the beginnings leave it a chance.
+    fn is_worth(&self, i: usize) -> bool {
+        let screened = &self.screened[i];
+        let near = !self.claimed || screened.apart <= WORTH * self.screen.right_apart;
+        near && !is_hopeless(&self.screen.right, &screened.distances, self.different, self.claimed)
+    }
+
+    /// Whether beginnings or answers exclude it.
+    fn is_out(&self, i: usize) -> bool {
+        !self.is_whole(i) && (!self.is_worth(i) || !self.distances[i].kl.is_empty())
     }
 
     pub(super) fn len(&self) -> usize {
@@ -71,12 +169,24 @@ impl Tried {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Hypothesis, &Distances)> {
-        self.hypotheses.iter().zip(&self.distances)
+        let distances = self.distances.iter().zip(&self.screened);
+        let shown = distances.map(
+            |(distances, screened)| {
+                if distances.kl.is_empty() { &screened.distances } else { distances }
+            },
+        );
+        self.hypotheses.iter().zip(shown)
     }
 
     pub(super) fn fits(&self) -> Vec<Fit> {
         let causes: Vec<Option<&str>> = self.hypotheses.iter().map(|hypothesis| hypothesis.cause).collect();
         let mut fits = judge(&self.right, &self.distances, &causes, self.different, self.claimed);
+        for (i, fit) in fits.iter_mut().enumerate() {
+            // Farther than others is not excluded.
+            if *fit == Fit::Excluded && !self.is_whole(i) && !self.is_out(i) {
+                *fit = Fit::Unclear;
+            }
+        }
         for (i, hypothesis) in self.hypotheses.iter().enumerate() {
             let Some(wider) = hypothesis.within.filter(|_| fits[i] == Fit::Fits) else { continue };
             for j in 0..fits.len() {
@@ -109,10 +219,18 @@ impl Tried {
         if self.claimed { self.is_reproduced() } else { self.is_explained() }
     }
 
-    /// Whether the last one reproduces every answer to the rounding.
+    /// Whether one reproduces every answer to the rounding.
     pub(super) fn is_reproduced(&self) -> bool {
-        let last = self.distances.last();
-        last.is_some_and(|last| last.kl.len() == self.right.kl.len() && reproduces(&self.right, last))
+        (0..self.distances.len()).any(|i| self.is_whole(i) && reproduces(&self.right, &self.distances[i]))
+    }
+
+    fn is_whole(&self, i: usize) -> bool {
+        self.distances[i].kl.len() == self.right.kl.len()
+    }
+
+    /// How many were re-scored on every answer.
+    pub(super) fn whole(&self) -> usize {
+        (0..self.distances.len()).filter(|i| self.is_whole(*i)).count()
     }
 
     /// Whether a mistake fits.
@@ -166,7 +284,7 @@ impl Tried {
                     ))
                     .confidence(if self.claimed { 0.99 } else { 0.9 })
                     // A mistake of the model that nobody has thought of looks the same.
-                    .suggests("wrong-checkpoint", 4.0)
+                    .suggests("wrong-checkpoint", 4.8)
                     .suggests("quantization-loader", 3.0)
                     .suggests("moe-routing", 2.0)
                     .suggests("rope-scaling", 1.0)
@@ -190,9 +308,13 @@ impl Tried {
             nats(right)
         );
         let named = |slug: &str, severity, title: String| {
-            Finding::new(check, &format!("{}-{slug}", hypothesis.name), severity, title)
+            let finding = Finding::new(check, &format!("{}-{slug}", hypothesis.name), severity, title)
                 .confidence(0.99)
-                .proof(ProofKind::Number, hypothesis.name.clone(), numbers.clone())
+                .proof(ProofKind::Number, hypothesis.name.clone(), numbers.clone());
+            match hypothesis.remedy.filter(|_| severity > Severity::Info) {
+                Some(remedy) => finding.remedy(remedy.text.clone(), remedy.commands.clone()),
+                None => finding,
+            }
         };
         let title = &hypothesis.title;
         Some(match (fit, hypothesis.cause) {
@@ -238,11 +360,9 @@ impl Tried {
         })
     }
 
-    /// Whether all mistakes of a cause were given up early or are far: then it is out, as far as we know its ways.
+    /// Whether all mistakes of a cause are excluded: then it is out, as far as we know its ways.
     fn is_cause_excluded(&self, cause: &str) -> bool {
-        let complete = self.distances.iter().map(|distances| distances.kl.len()).max().unwrap_or(0);
-        self.iter()
-            .filter(|(hypothesis, _)| hypothesis.cause == Some(cause))
-            .all(|(_, distances)| distances.kl.len() < complete)
+        let of_cause = |i: &usize| self.hypotheses[*i].cause == Some(cause);
+        (0..self.hypotheses.len()).filter(of_cause).all(|i| self.is_out(i))
     }
 }
