@@ -251,7 +251,7 @@ mod tests {
             let top: Vec<_> = top.iter().map(|(id, p)| (TokenId(*id), f64::ln(*p))).collect();
             Observation { position: *position, logprob: top[0].1, top }
         });
-        Observed { tokens: ids(tokens), prompt: 2, observations: said.collect(), exchange: 1 }
+        Observed { tokens: ids(tokens), prompt: 2, end: None, observations: said.collect(), exchange: 1 }
     }
 
     #[test]

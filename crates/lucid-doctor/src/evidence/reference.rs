@@ -63,6 +63,12 @@ impl Reference {
         self.checkpoint.config()
     }
 
+    /// The tokens that end an answer.
+    pub(crate) fn ends(&self) -> Vec<TokenId> {
+        let generation = &self.checkpoint.generation().eos_token_ids;
+        self.config().eos_token_ids.iter().chain(generation).copied().collect()
+    }
+
     /// The token with exactly these bytes.
     pub(crate) fn token_of(&self, bytes: &[u8]) -> Option<TokenId> {
         self.by_bytes.get(bytes).copied()
@@ -97,8 +103,13 @@ pub(crate) fn observed(
         let top = scored.top.iter().filter_map(|(name, logprob)| Some((id(name)?, *logprob))).collect();
         Observation { position, logprob: scored.logprob, top }
     };
-    let mut observed =
-        Observed { tokens: prompt.to_vec(), prompt: prompt.len(), observations: Vec::new(), exchange };
+    let mut observed = Observed {
+        tokens: prompt.to_vec(),
+        prompt: prompt.len(),
+        end: None,
+        observations: Vec::new(),
+        exchange,
+    };
     for (position, scored) in (1..).zip(of_prompt) {
         observed.observations.push(observation(position, scored));
     }

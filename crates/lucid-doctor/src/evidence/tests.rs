@@ -75,6 +75,30 @@ fn honest_servers_are_far_from_mistaken_models() {
     }
 }
 
+/// llama-server lists the end's token and draws another one under `ignore_eos`; what follows is no text of the model's, and bfloat16's
+/// rounding moves it as a fault would.
+#[test]
+fn an_answer_that_had_to_go_on_is_compared_up_to_its_end() {
+    let reference = canary();
+    let recording: Value = serde_json::from_str(include_str!("../../tests/data/past-end.json")).unwrap();
+    let prompt: Vec<u32> = serde_json::from_value(recording["request"]["body"]["prompt"].clone()).unwrap();
+    let choice = serde_json::from_value(recording["choice"].clone()).unwrap();
+    let scored = lucid_client::Dialect::LlamaCpp.completion_logprobs(&choice).unwrap();
+    let prompt: Vec<_> = prompt.into_iter().map(lucid_checkpoint::TokenId).collect();
+    let mut observed = observed(&|name| reference.id(name), &prompt, &[], &scored, 1);
+    let mut scorer = reference.scorer_as(None).unwrap();
+    let all = compare(&mut scorer, &observed).unwrap();
+    assert!(all.mean_kl() > 1e-3, "beyond any other honest difference: {}", all.mean_kl());
+    observed.find_end(&reference.ends());
+    let end = observed.end.unwrap();
+    let listed = &observed.observations[end - prompt.len()].top;
+    assert!(reference.ends().contains(&listed[0].0), "the likeliest there");
+    assert!(!reference.ends().contains(&observed.tokens[end]), "and not drawn");
+    let known = compare(&mut scorer, &observed).unwrap();
+    assert_eq!(known.positions.len(), all.positions.len());
+    assert!(known.known().count() > 16 && known.mean_kl() < 1e-5, "{}", known.mean_kl());
+}
+
 /// A docker client without a daemon says so in one line: that line is no log, and a log that was named and not read gives no verdict.
 #[test]
 fn a_complaint_is_no_log() {

@@ -207,11 +207,11 @@ fn summarize(
     semantics: String,
     witness: String,
 ) -> Divergence {
-    let positions: Vec<_> = scores.iter().flat_map(|score| &score.positions).collect();
+    let positions: Vec<_> = scores.iter().flat_map(PromptScore::known).collect();
     let over_prompts = |value: &dyn Fn(&PositionScore) -> f64| {
         let clusters: Vec<(f64, f64)> = scores
             .iter()
-            .map(|score| (score.positions.iter().map(value).sum(), score.positions.len() as f64))
+            .map(|score| (score.known().map(value).sum(), score.known().count() as f64))
             .collect();
         mean_with_interval(&clusters, 1).unwrap_or(Estimate { mean: 0.0, low: 0.0, high: 0.0 })
     };

@@ -163,7 +163,11 @@ fn ask(
         let scored = Endpoint::chat_logprobs(&exchange, &answer).map_err(|error| error.to_string())?;
         (number, Vec::new(), scored.ok_or("the server returned no log-probabilities")?)
     };
-    Ok(observed(&|name| examination.id(name), &prompt, &of_prompt, &generated, number))
+    let mut observed = observed(&|name| examination.id(name), &prompt, &of_prompt, &generated, number);
+    if long && let Some(reference) = &examination.reference {
+        observed.find_end(&reference.ends());
+    }
+    Ok(observed)
 }
 
 /// Asks for a recorded text, and compares: the prompt is scored and continued. Where prompts are not scored, the next token is asked

@@ -222,8 +222,13 @@ fn against_reference(
     {
         return None;
     }
-    let mut observed =
-        Observed { tokens: prompt.clone(), prompt: prompt.len(), observations: Vec::new(), exchange: 0 };
+    let mut observed = Observed {
+        tokens: prompt.clone(),
+        prompt: prompt.len(),
+        end: None,
+        observations: Vec::new(),
+        exchange: 0,
+    };
     for token in &sample.tokens {
         let Some(id) = reference.id(&token.name) else { break };
         let top =
