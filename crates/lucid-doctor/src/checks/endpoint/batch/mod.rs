@@ -6,6 +6,8 @@
 //! Every neighbour carries a secret of its own. A question gets the same answer in any company, and nobody's secret shows up
 //! in somebody else's answer.
 
+mod apart;
+
 use std::collections::BTreeSet;
 
 use lucid_client::ChatRequest;
@@ -119,6 +121,13 @@ impl Check for Batch {
         let mut findings = findings(self.id(), &different, proven, pairs, ties, &leaks, neighbours);
         if threshold {
             findings = findings.into_iter().map(of_longer_steps).collect();
+        } else if proven {
+            let changed: BTreeSet<usize> = different.iter().map(|(question, ..)| *question).collect();
+            let changed: Vec<(&ChatRequest, &Sample)> = changed
+                .into_iter()
+                .filter_map(|i| Some((questions.get(i)?, alone.get(i)?.as_ref()?)))
+                .collect();
+            findings.extend(apart::look(self.id(), examination, &endpoint, &changed, exact));
         }
         let interval = wilson(different.len() as u64, pairs as u64);
         Ok(Examined {
