@@ -219,9 +219,13 @@ fn assemble(
     checks: Vec<CheckResult>,
     symptom: Option<Symptom>,
 ) -> Report {
-    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let verdict = verdict(&findings, &checks, &evidence.obstacles, subject.endpoint.is_some());
     let ranking = causes::rank(&findings, symptom);
+    // Of those that are as severe, what speaks for the first cause comes first.
+    let speaks = |finding: &Finding| {
+        ranking.causes.first().is_some_and(|cause| cause.supported_by.contains(&finding.id))
+    };
+    findings.sort_by_key(|finding| std::cmp::Reverse((finding.severity, speaks(finding))));
     Report {
         schema: SCHEMA,
         lucid: env!("CARGO_PKG_VERSION").to_owned(),
