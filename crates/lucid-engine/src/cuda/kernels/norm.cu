@@ -1,5 +1,5 @@
 // RMSNorm of rows: y = w * x / sqrt(mean(x^2) + eps) (Zhang & Sennrich 2019, arXiv:1910.07467). One block a row.
-// The result goes out in split form, in one order or in both. Short code: every layer runs it, and what it costs is mostly to fetch it.
+// The result goes out in split form, in one order or in both.
 #define HELD 8  // values that a thread keeps between the two passes
 extern "C" __global__ void rms_norm(const float* x, const float* weight, float eps, u32 width, u32 stride, u16* natural,
                                     u16* nvfp4) {
@@ -19,22 +19,21 @@ extern "C" __global__ void rms_norm(const float* x, const float* weight, float e
     }
 #pragma unroll
     for (int i = 0; i < HELD; i++) sum = fmaf(values[i], values[i], sum);
-#pragma unroll 1
     for (u32 k = threadIdx.x + HELD * blockDim.x; k < width; k += blockDim.x) sum = fmaf(x[k], x[k], sum);
     float scale = 1.0f / sqrtf(block_sum(sum) / width + eps);
-#pragma unroll 1
-    for (int order = NATURAL; order <= NVFP4_ORDER; order++) {
-        u16* out = order == NATURAL ? natural : nvfp4;
-        if (!out) continue;
-        out += row * TERMS * width;
+    if (natural) natural += row * TERMS * width;
+    if (nvfp4) nvfp4 += row * TERMS * width;
 #pragma unroll
-        for (int i = 0; i < HELD; i++) {
-            u32 k = threadIdx.x + i * blockDim.x;
-            if (k < width) store_split(out, width, order, k, values[i] * scale * weights[i]);
-        }
-#pragma unroll 1
-        for (u32 k = threadIdx.x + HELD * blockDim.x; k < width; k += blockDim.x)
-            store_split(out, width, order, k, x[k] * scale * weight[k]);
+    for (int i = 0; i < HELD; i++) {
+        u32 k = threadIdx.x + i * blockDim.x;
+        float y = values[i] * scale * weights[i];
+        if (natural && k < width) store_split(natural, width, NATURAL, k, y);
+        if (nvfp4 && k < width) store_split(nvfp4, width, NVFP4_ORDER, k, y);
+    }
+    for (u32 k = threadIdx.x + HELD * blockDim.x; k < width; k += blockDim.x) {
+        float y = x[k] * scale * weight[k];
+        if (natural) store_split(natural, width, NATURAL, k, y);
+        if (nvfp4) store_split(nvfp4, width, NVFP4_ORDER, k, y);
     }
 }
 
