@@ -239,6 +239,16 @@ pub struct Divergence {
     pub hypotheses: Vec<HypothesisFit>,
 }
 
+impl Divergence {
+    /// Whether known mistakes were tried on a server that computes as the witness does, and none of them fits: the nearest say nothing.
+    #[must_use]
+    pub fn is_explained_by_nothing(&self) -> bool {
+        self.decision == "same"
+            && !self.hypotheses.is_empty()
+            && self.hypotheses.iter().all(|fit| fit.outcome != "fits")
+    }
+}
+
 /// Divergence in a range of positions.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PositionBin {

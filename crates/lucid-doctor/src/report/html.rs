@@ -160,7 +160,9 @@ fn headline(divergence: &Divergence) -> Value {
         .collect();
     // They come nearest first.
     let (nearest, farther) = fits.split_at(fits.len().min(MOST_HYPOTHESES));
-    json!({ "headline": headline, "numbers": numbers, "nearest": nearest, "farther": farther })
+    let explained_by_nothing = divergence.is_explained_by_nothing();
+    json!({ "headline": headline, "numbers": numbers, "nearest": nearest, "farther": farther,
+            "explained_by_nothing": explained_by_nothing })
 }
 
 /// Two significant digits, without `e` where people can read it.

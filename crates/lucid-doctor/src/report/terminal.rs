@@ -335,6 +335,9 @@ impl Page {
         if !more.is_empty() {
             self.line(&format!("  {} other hypotheses are farther away", more.len()));
         }
+        if divergence.is_explained_by_nothing() {
+            self.line("  none of them explains the server better than rounding does");
+        }
         self.wrapped("  reference: ", &divergence.semantics);
     }
 

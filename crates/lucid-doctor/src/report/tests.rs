@@ -186,6 +186,26 @@ fn the_page_is_self_contained_and_escaped() {
     assert!(page.contains("What was not checked") && page.contains("the server tells neither"));
 }
 
+/// The nearest of mistakes that don't fit would look like an accusation of a healthy server.
+#[test]
+fn mistakes_that_explain_nothing_are_said_to() {
+    let said = |report: &Report| {
+        let page = html::render(report).unwrap().contains("explains the server better than rounding");
+        let terminal = terminal::render(report, &terminal::Style::plain(100));
+        assert_eq!(page, terminal.contains("explains the server better than rounding"));
+        page
+    };
+    let mut report = report();
+    assert!(!said(&report));
+    let divergence = report.divergence.as_mut().unwrap();
+    divergence.decision = "same".into();
+    assert!(!said(&report), "one fits");
+    report.divergence.as_mut().unwrap().hypotheses.remove(0);
+    assert!(said(&report));
+    report.divergence.as_mut().unwrap().hypotheses.clear();
+    assert!(!said(&report), "none was tried");
+}
+
 #[test]
 fn exit_codes() {
     let mut report = report();
