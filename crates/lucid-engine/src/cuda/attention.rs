@@ -245,35 +245,40 @@ pub fn attend(
     pages: Pages,
     (out, order): (Address, Order),
 ) -> Result<(), Error> {
-    let kind = Kind::of(kernels, shape);
-    let units = kind.units(step.choices.pages(step.most_pages));
+    let units = Kind::of(kernels, shape).units(step.choices.pages(step.most_pages));
     let at_once = match pages {
         Pages::InOrder => step.count,
         // All sums of a step of many rows and long contexts need not fit.
         Pages::SideBySide | Pages::Wide => partial.rows(shape, units).max(1),
     };
+    let launches = Launches { gpu, kernels, shape, cache, pages, units, sums: partial.0.address(), order };
     for first in (0..step.count).step_by(at_once) {
         let rows = part(step, first, at_once.min(step.count - first));
         let queries = queries.offset(4 * first * shape.heads * (shape.latent + shape.rope));
         let out = out.offset(2 * kernels.terms * first * shape.heads * shape.latent);
-        let sums = partial.0.address();
-        attend_rows(gpu, kernels, shape, rows, cache, queries, (pages, units, sums), (out, order))?;
+        attend_rows(launches, rows, queries, out)?;
     }
     Ok(())
 }
 
-/// The same for rows whose sums fit.
-#[allow(clippy::too_many_arguments)] // The kernels'.
-fn attend_rows(
-    gpu: &Gpu,
-    kernels: &Kernels,
+/// What the launches of a step have in common.
+#[derive(Clone, Copy)]
+struct Launches<'a> {
+    gpu: &'a Gpu,
+    kernels: &'a Kernels,
     shape: Shape,
-    step: StepRows,
     cache: LayerCache,
-    queries: Address,
-    (pages, units, sums): (Pages, usize, Address),
-    (out, order): (Address, Order),
-) -> Result<(), Error> {
+    pages: Pages,
+    /// Parts of a row that are summed by themselves.
+    units: usize,
+    /// Where their sums go.
+    sums: Address,
+    order: Order,
+}
+
+/// The same for rows whose sums fit.
+fn attend_rows(launches: Launches<'_>, step: StepRows, queries: Address, out: Address) -> Result<(), Error> {
+    let Launches { gpu, kernels, shape, cache, pages, units, sums, order } = launches;
     let heads = shape.heads as u32;
     let kind = Kind::of(kernels, shape);
     let (rows, page_table, choices) = (step.rows, step.pages, step.choices);

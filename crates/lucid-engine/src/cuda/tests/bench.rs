@@ -4,14 +4,15 @@
 
 use std::time::Instant;
 
-use lucid_checkpoint::{Config, TokenId};
+use lucid_checkpoint::TokenId;
 
+use super::full_width::{CONTEXT, EXPERTS, HEADS, HIDDEN, Noise, VOCAB, WIDTH, config, model};
 use super::random::Random;
 use super::{gpu_with_terms, split_vectors};
 use crate::cpu::Span;
 use crate::cuda::attention::{Choices, Pages, PartialSums, Shape, StepRows, attend};
 use crate::cuda::cache::LayerCache;
-use crate::cuda::driver::{Address, Buffer, Gpu, launch};
+use crate::cuda::driver::{Address, Gpu, launch};
 use crate::cuda::experts::{ExpertBuffers, Job, Normed, Pass, down, gate_up, visit};
 use crate::cuda::forward::{All, CudaModel};
 use crate::cuda::kernels::{Kernels, Order};
@@ -19,149 +20,10 @@ use crate::cuda::matmul::{Product, multiply};
 use crate::cuda::packing::Room;
 use crate::cuda::ranks::Ranks;
 use crate::cuda::router::Routes;
-use crate::cuda::weights::{
-    Attention, DeviceMatrix, ExpertMatrices, Experts, FeedForward, Layer, Layout, Mlps, Query, Weights,
-};
-use crate::kv_cache::{PAGE_TOKENS, PageId, PagePool};
+use crate::cuda::weights::{DeviceMatrix, ExpertMatrices, FeedForward, Layer, Layout, Mlps, Query, Weights};
+use crate::kv_cache::{PAGE_TOKENS, PagePool};
 use crate::parallel::Rank;
 use crate::{KvCacheDtype, Mode, Semantics, SemanticsOptions};
-
-const HIDDEN: usize = 7_168;
-const WIDTH: usize = 2_048;
-const EXPERTS: usize = 384;
-const HEADS: usize = 64;
-pub const VOCAB: usize = 163_840;
-pub const CONTEXT: usize = 1_024;
-
-/// Random values on the GPU, from which large buffers are filled.
-pub struct Noise {
-    bf16: Buffer,
-    tiles: Buffer,
-}
-
-impl Noise {
-    pub fn new(gpu: &Gpu) -> Noise {
-        // Whole tiles; a length that no weight's is a multiple of, so that matrices differ.
-        let len = 1_152 * 14_593;
-        let mut random = Random::new(5);
-        let spread = (3.0 / HIDDEN as f32).sqrt();
-        let bf16: Vec<u16> =
-            (0..len / 2).map(|_| ((random.number() * spread).to_bits() >> 16) as u16).collect();
-        // Any code; scales from 0.5 to 1.9.
-        let tiles: Vec<u8> = (0..len)
-            .map(|i| if i % 1_152 < 1_024 { random.word() as u8 } else { 0x30 + (random.word() % 16) as u8 })
-            .collect();
-        Noise { bf16: gpu.upload(&bf16).unwrap(), tiles: gpu.upload(&tiles).unwrap() }
-    }
-
-    fn fill(&self, gpu: &Gpu, from: &Buffer, bytes: usize) -> Buffer {
-        let buffer = gpu.allocate(bytes).unwrap();
-        let mut at = 0;
-        while at < bytes {
-            let part = from.bytes().min(bytes - at);
-            gpu.copy(from.address(), buffer.address().offset(at), part).unwrap();
-            at += part;
-        }
-        buffer
-    }
-
-    fn bf16(&self, gpu: &Gpu, rows: usize, cols: usize) -> DeviceMatrix {
-        DeviceMatrix {
-            values: self.fill(gpu, &self.bf16, 2 * rows * cols),
-            scales: None,
-            global_scale: 1.0,
-            layout: Layout::Bf16,
-            rows,
-            cols,
-        }
-    }
-
-    /// Embeddings so large that no layer's sum hides them: tokens stay as different as those of a real text, and choose their
-    /// experts for themselves.
-    fn embeddings(&self, gpu: &Gpu) -> DeviceMatrix {
-        let mut random = Random::new(6);
-        let values: Vec<u16> =
-            (0..14_593 * 512).map(|_| ((random.number() * 16.0).to_bits() >> 16) as u16).collect();
-        let loud = gpu.upload(&values).unwrap();
-        let values = self.fill(gpu, &loud, 2 * VOCAB * HIDDEN);
-        gpu.synchronize().unwrap();
-        DeviceMatrix {
-            values,
-            scales: None,
-            global_scale: 1.0,
-            layout: Layout::Bf16,
-            rows: VOCAB,
-            cols: HIDDEN,
-        }
-    }
-
-    fn experts(&self, gpu: &Gpu, layout: Layout, experts: usize, rows: usize, cols: usize) -> ExpertMatrices {
-        // Codes have a standard deviation of 2.9, scales of about 1.1.
-        let global = 1.0 / (3.2 * (cols as f32).sqrt());
-        let value_stride = layout.tiled_bytes(rows, cols);
-        ExpertMatrices {
-            values: self.fill(gpu, &self.tiles, experts * value_stride),
-            scales: gpu.allocate(0).unwrap(),
-            global_scales: gpu.upload(&vec![global; experts]).unwrap(),
-            value_stride,
-            scale_stride: 0,
-        }
-    }
-
-    fn mlps(&self, gpu: &Gpu, layout: Layout, experts: usize) -> Mlps {
-        Mlps {
-            gate: self.experts(gpu, layout, experts, WIDTH, HIDDEN),
-            up: self.experts(gpu, layout, experts, WIDTH, HIDDEN),
-            down: self.experts(gpu, layout, experts, HIDDEN, WIDTH),
-            gate_layout: layout,
-            down_layout: layout,
-            width: WIDTH,
-            hidden: HIDDEN,
-        }
-    }
-
-    pub fn layer(&self, gpu: &Gpu) -> Layer {
-        let ones = |len: usize| gpu.upload(&vec![1f32; len]).unwrap();
-        Layer {
-            input_layernorm: ones(HIDDEN),
-            attention: Attention {
-                query: Query::Latent {
-                    q_a: self.bf16(gpu, 1_536, HIDDEN),
-                    q_a_norm: ones(1_536),
-                    q_b: self.bf16(gpu, HEADS * 192, 1_536),
-                },
-                kv_a: self.bf16(gpu, 576, HIDDEN),
-                kv_a_norm: ones(512),
-                kv_b: self.bf16(gpu, HEADS * 256, 512),
-                k_b_transposed: self.bf16(gpu, HEADS * 512, 128),
-                o: self.bf16(gpu, HIDDEN, HEADS * 128),
-                indexer: None,
-            },
-            post_attention_layernorm: ones(HIDDEN),
-            feed_forward: FeedForward::Experts(Box::new(Experts {
-                router: self.bf16(gpu, EXPERTS, HIDDEN),
-                bias: Some(gpu.upload(&vec![0f32; EXPERTS]).unwrap()),
-                routed: self.mlps(gpu, Layout::Nvfp4, EXPERTS + 1),
-                shared_joined: true,
-                shared: None,
-            })),
-        }
-    }
-}
-
-/// `config.json` with LAYERS layers, all of them with experts.
-pub const CONFIG: &str = r#"{"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 163840,
-    "hidden_size": 7168, "num_hidden_layers": LAYERS, "first_k_dense_replace": 0, "intermediate_size": 18432,
-    "num_attention_heads": 64, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64, "v_head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096,
-    "dtype": "bfloat16", "rope_theta": 50000.0, "n_routed_experts": 384, "n_shared_experts": 1,
-    "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_group": 1, "topk_group": 1,
-    "scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": true, "routed_scaling_factor": 2.827,
-    "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}"#;
-
-fn config(layers: usize) -> Config {
-    Config::from_json("config.json", CONFIG.replace("LAYERS", &layers.to_string()).as_bytes()).unwrap()
-}
 
 /// Seconds for one call of `queue`, which gets the number of the call: median of five rounds of twenty, after a warm-up.
 fn measure(gpu: &Gpu, mut queue: impl FnMut(usize)) -> f64 {
@@ -513,50 +375,6 @@ fn prefill_at_full_width() {
         );
     }
     model.time_parts(MOST, &pages);
-}
-
-/// A model of these layers, with a cache of noise for 64 sequences of CONTEXT tokens: their pages.
-pub fn model(
-    gpu: &Gpu,
-    kernels: Kernels,
-    noise: &Noise,
-    layers: Vec<Layer>,
-) -> (CudaModel, Vec<Vec<PageId>>) {
-    let config = config(layers.len());
-    let semantics = Semantics::new(&config, &SemanticsOptions::default());
-    let scales = vec![1.0; layers.len()];
-    let weights = Weights {
-        embed_tokens: noise.embeddings(gpu),
-        layers,
-        norm: gpu.upload(&vec![1f32; HIDDEN]).unwrap(),
-        lm_head: Some(noise.bf16(gpu, VOCAB, HIDDEN)),
-    };
-    let mut model = CudaModel::assemble(
-        gpu.clone(),
-        kernels,
-        config,
-        (semantics, scales),
-        weights,
-        (4_096, 64),
-        Rank::ALONE,
-        Ranks::Alone,
-    )
-    .unwrap();
-    let mut pool = PagePool::new(64 * (CONTEXT + PAGE_TOKENS));
-    model.set_cache(pool.total()).unwrap();
-    model.fill_cache(|buffer, bytes| {
-        let noise = noise.fill(gpu, &noise.bf16, bytes);
-        gpu.copy(noise.address(), buffer, bytes).unwrap();
-        gpu.synchronize().unwrap();
-    });
-    let tables = (0..64)
-        .map(|_| {
-            let mut pages = Vec::new();
-            assert!(pool.extend(&mut pages, CONTEXT));
-            pages
-        })
-        .collect();
-    (model, tables)
 }
 
 /// Time of a layer: the step with six layers minus the step with three, over three, as for vLLM.

@@ -5,6 +5,7 @@ mod attention;
 mod bench;
 mod expanded;
 mod experts;
+mod full_width;
 mod indexer;
 mod matmul;
 mod norm;

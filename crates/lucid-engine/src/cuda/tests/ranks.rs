@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use lucid_checkpoint::{Checkpoint, Files, TokenId};
 
-use super::bench::{CONFIG, CONTEXT};
+use super::full_width::{CONFIG, CONTEXT};
 use super::random::Random;
 use crate::SemanticsOptions;
 use crate::backend::{Backend, Device, Load, LoadFormat};

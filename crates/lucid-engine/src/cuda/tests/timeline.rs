@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use lucid_checkpoint::TokenId;
 
-use super::bench::{CONTEXT, Noise, VOCAB, model};
+use super::full_width::{CONTEXT, Noise, VOCAB, model};
 use super::gpu_with_terms;
 use super::random::Random;
 use crate::cpu::Span;
