@@ -12,7 +12,7 @@ use crate::choice::Choice;
 use crate::cpu::{Cache, CpuModel, Observer, Span, Unit};
 use crate::cuda::{All, CudaModel, MOST_LISTED, nccl_meeting};
 use crate::logprobs;
-use crate::parallel::{Collective, Meeting, Rank};
+use crate::parallel::{Collective, ExpertSharing, Meeting, Rank};
 use crate::request::TokenLogprobs;
 use crate::weights::Weights;
 use crate::world::{Leader, World, orders};
@@ -44,6 +44,8 @@ pub struct Load<'a> {
     pub max_step_tokens: usize,
     /// Threads or GPUs that share the model.
     pub ranks: usize,
+    /// How they share its routed experts.
+    pub experts: ExpertSharing,
     /// Told after each layer that has come to a GPU: how many, of how many.
     pub progress: Option<fn(usize, usize)>,
 }
@@ -70,7 +72,7 @@ impl Load<'_> {
         let (config, version) = (self.config()?, env!("CARGO_PKG_VERSION"));
         let semantics = format!("{:?}", Semantics::new(&config, self.semantics));
         let dummy = self.format == LoadFormat::Dummy;
-        let sizes = (self.positions, self.max_step_tokens, self.ranks);
+        let sizes = (self.positions, self.max_step_tokens, self.ranks, self.experts);
         (version, format!("{config:?}"), semantics, dummy, sizes).hash(&mut hash);
         Ok(hash.finish())
     }

@@ -236,8 +236,8 @@ impl<'a> Noise<'a> {
             },
             post_attention_layernorm: vec![1.0; hidden],
             feed_forward: match config.moe.as_ref().filter(|_| config.is_moe_layer(i)) {
-                Some(moe) => FeedForward::Experts(self.experts(seed, moe)?),
-                None => FeedForward::Dense(self.mlp(seed, config.intermediate_size)?),
+                Some(moe) => FeedForward::Experts(Box::new(self.experts(seed, moe)?)),
+                None => FeedForward::Dense(Box::new(self.mlp(seed, config.intermediate_size)?)),
             },
         })
     }
@@ -261,6 +261,7 @@ impl<'a> Noise<'a> {
             router: self.bf16(seed + 5, moe.n_routed_experts, self.config.hidden_size)?,
             bias: Some(vec![0.0; moe.n_routed_experts]),
             bias_in_weights: false,
+            first: 0,
             routed: (0..moe.n_routed_experts)
                 .map(|expert| self.expert(seed + 1 + expert, width))
                 .collect::<Result<_, _>>()?,

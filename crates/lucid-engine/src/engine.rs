@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::backend::{Backend, Device, Load, LoadFormat};
 use crate::kv_cache::{PAGE_TOKENS, PagePool};
+use crate::parallel::ExpertSharing;
 use crate::routes::StepRoutes;
 use crate::sampler;
 use crate::scheduler::{Limits, Scheduler};
@@ -23,6 +24,8 @@ pub struct EngineOptions {
     pub device: Device,
     /// Ranks that share the model (tensor parallelism): GPUs from `device` on, or groups of the processor's threads.
     pub ranks: usize,
+    /// How ranks share the routed experts.
+    pub experts: ExpertSharing,
     /// This process' place where ranks are in processes of their own; `None`: all are in this one.
     pub world: Option<World>,
     /// Where weights come from.
@@ -53,6 +56,7 @@ impl Default for EngineOptions {
         EngineOptions {
             device: Device::Cpu,
             ranks: 1,
+            experts: ExpertSharing::Widths,
             world: None,
             load_format: LoadFormat::Checkpoint,
             progress: None,
@@ -101,6 +105,7 @@ impl EngineOptions {
             positions,
             max_step_tokens,
             ranks: self.ranks,
+            experts: self.experts,
             progress: self.progress,
         })
     }

@@ -34,6 +34,7 @@ pub use cpu::{Observer, Route};
 pub use engine::{Engine, EngineOptions, Rejected, RequestId, Stats};
 pub use error::Error;
 pub use logprobs::token_logprobs;
+pub use parallel::ExpertSharing;
 pub use plant::{Dosage, Plant, Planted};
 pub use request::{Candidate, Event, Finish, Request, Routes, Sampling, TokenLogprobs};
 pub use scorer::Scorer;

@@ -6,6 +6,7 @@ use crate::backend::{Backend, Device, Load, LoadFormat};
 use crate::cpu::{Observer, Span};
 use crate::kv_cache::{PAGE_TOKENS, PageId, PagePool};
 use crate::logprobs::log_softmax;
+use crate::parallel::ExpertSharing;
 use crate::{Error, Semantics, SemanticsOptions};
 
 /// Tokens that are computed together.
@@ -43,16 +44,17 @@ impl Scorer {
         semantics: &SemanticsOptions,
         threads: Option<usize>,
     ) -> Result<Scorer, Error> {
-        Scorer::on_ranks(device, 1, checkpoint, semantics, threads)
+        Scorer::on_ranks(device, 1, ExpertSharing::Widths, checkpoint, semantics, threads)
     }
 
-    /// The same on `ranks` threads or GPUs that share the model.
+    /// The same on `ranks` threads or GPUs that share the model, and its routed experts as `experts` says.
     ///
     /// # Errors
     /// As [`Scorer::on`], and when the model can't be dealt out.
     pub fn on_ranks(
         device: Device,
         ranks: usize,
+        experts: ExpertSharing,
         checkpoint: &Checkpoint,
         semantics: &SemanticsOptions,
         threads: Option<usize>,
@@ -66,6 +68,7 @@ impl Scorer {
             positions,
             max_step_tokens: CHUNK,
             ranks,
+            experts,
             progress: None,
         };
         let model = Backend::load(device, &load)?;

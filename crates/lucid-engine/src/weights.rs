@@ -84,12 +84,13 @@ pub struct Mlp {
 /// The second half of a layer.
 pub enum FeedForward {
     /// One MLP.
-    Dense(Mlp),
+    Dense(Box<Mlp>),
     /// A router and its experts.
-    Experts(Experts),
+    Experts(Box<Experts>),
 }
 
 /// A mixture of experts.
+#[derive(Clone)]
 pub struct Experts {
     /// `[experts, hidden_size]`
     pub router: Matrix,
@@ -97,7 +98,9 @@ pub struct Experts {
     pub bias: Option<Vec<f32>>,
     /// Whether the bias goes into the experts' weights too: never, but for a planted fault.
     pub bias_in_weights: bool,
-    /// The routed experts.
+    /// The number of the first routed expert that is here: 0, but on ranks that have only some.
+    pub first: usize,
+    /// The routed experts, or a rank's, in the order of their numbers.
     pub routed: Vec<Mlp>,
     /// The shared expert: as wide as `n_shared_experts` routed ones.
     pub shared: Option<Mlp>,
@@ -210,7 +213,7 @@ impl Layer {
         }
         matrices.extend(attention.indexer.iter().flat_map(Indexer::matrices));
         let mlps: Vec<&Mlp> = match &self.feed_forward {
-            FeedForward::Dense(mlp) => vec![mlp],
+            FeedForward::Dense(mlp) => vec![&**mlp],
             FeedForward::Experts(experts) => {
                 matrices.push(&experts.router);
                 experts.routed.iter().chain(&experts.shared).collect()
@@ -231,7 +234,7 @@ impl Layer {
         matrices.extend(attention.indexer.iter_mut().flat_map(Indexer::matrices_mut));
         matrices.extend([&mut attention.k_b_transposed, &mut attention.kv_b, &mut attention.o]);
         let mlps: Vec<&mut Mlp> = match &mut self.feed_forward {
-            FeedForward::Dense(mlp) => vec![mlp],
+            FeedForward::Dense(mlp) => vec![&mut **mlp],
             FeedForward::Experts(experts) => {
                 matrices.push(&mut experts.router);
                 experts.routed.iter_mut().chain(&mut experts.shared).collect()
@@ -395,8 +398,10 @@ impl Loader<'_> {
             post_attention_layernorm: self
                 .vector(&format!("{at}.post_attention_layernorm.weight"), hidden)?,
             feed_forward: match self.config.moe.as_ref().filter(|_| self.config.is_moe_layer(i)) {
-                Some(moe) => FeedForward::Experts(self.experts(&format!("{at}.mlp"), moe)?),
-                None => FeedForward::Dense(self.mlp(&format!("{at}.mlp"), self.config.intermediate_size)?),
+                Some(moe) => FeedForward::Experts(Box::new(self.experts(&format!("{at}.mlp"), moe)?)),
+                None => FeedForward::Dense(Box::new(
+                    self.mlp(&format!("{at}.mlp"), self.config.intermediate_size)?,
+                )),
             },
         })
     }
@@ -445,6 +450,7 @@ impl Loader<'_> {
             router: self.matrix(&format!("{at}.gate"), moe.n_routed_experts, self.config.hidden_size)?,
             bias: Some(self.vector(&bias_name, moe.n_routed_experts)?),
             bias_in_weights: false,
+            first: 0,
             routed: (0..moe.n_routed_experts)
                 .map(|expert| self.expert(&format!("{at}.experts.{expert}"), width))
                 .collect::<Result<_, _>>()?,

@@ -15,19 +15,25 @@ use std::time::Instant;
 
 use goldens::{canary, prompts};
 use lucid_checkpoint::Checkpoint;
-use lucid_engine::{Device, Engine, EngineOptions, Event, Finish, Mode, Request, Scorer, World};
+use lucid_engine::{
+    Device, Engine, EngineOptions, Event, ExpertSharing, Finish, Mode, Request, Scorer, World,
+};
 use on_gpu::{Answer, GPU, engine, generate, request, semantics, skip};
+
+const SHARINGS: [ExpertSharing; 2] = [ExpertSharing::Widths, ExpertSharing::Whole];
 
 /// Two GPUs against one: sums in another order, nothing else. Skipped where there is one GPU.
 #[test]
 fn two_gpus_agree_with_one() {
-    agree_on_two("NVFP4", &canary());
-    agree_on_two("INT4", &repack::int4().checkpoint);
-    agree_on_two("FP8 blocks", &repack::f8_blocks().checkpoint);
+    for sharing in SHARINGS {
+        agree_on_two("NVFP4", &canary(), sharing);
+        agree_on_two("INT4", &repack::int4().checkpoint, sharing);
+        agree_on_two("FP8 blocks", &repack::f8_blocks().checkpoint, sharing);
+    }
 }
 
-fn agree_on_two(name: &str, checkpoint: &Checkpoint) {
-    let on = |ranks| Scorer::on_ranks(GPU, ranks, checkpoint, &semantics(Mode::Reference), None);
+fn agree_on_two(name: &str, checkpoint: &Checkpoint, sharing: ExpertSharing) {
+    let on = |ranks| Scorer::on_ranks(GPU, ranks, sharing, checkpoint, &semantics(Mode::Reference), None);
     let mut alone = match on(1) {
         Ok(scorer) => scorer,
         Err(error) => return skip(&error),
@@ -65,23 +71,28 @@ fn agree_on_two(name: &str, checkpoint: &Checkpoint) {
         }
         assert!(bits[0] == bits[1], "{}: another run, other bits", prompt.name);
     }
-    println!("two GPUs, {name}: largest difference {worst:.1e}");
+    println!("two GPUs, {name}, experts by {sharing:?}: largest difference {worst:.1e}");
     assert!(worst < 5e-4, "{name}: a log-probability is off by {worst}");
 }
 
 /// The same promise with the model on two GPUs.
 #[test]
 fn two_gpus_keep_the_bits_of_batches_and_chunks() {
+    SHARINGS.into_iter().for_each(batches_and_chunks_on_two);
+}
+
+fn batches_and_chunks_on_two(experts: ExpertSharing) {
     let start = |max_running, max_step_tokens| {
         engine(EngineOptions {
             ranks: 2,
+            experts,
             max_running,
             max_step_tokens: Some(max_step_tokens),
             semantics: semantics(Mode::Serving),
             ..EngineOptions::default()
         })
     };
-    if Scorer::on_ranks(GPU, 2, &canary(), &semantics(Mode::Serving), None).is_err() {
+    if Scorer::on_ranks(GPU, 2, experts, &canary(), &semantics(Mode::Serving), None).is_err() {
         let _ = writeln!(std::io::stderr(), "skipped: no second CUDA device");
         return;
     }
@@ -93,16 +104,17 @@ fn two_gpus_keep_the_bits_of_batches_and_chunks() {
     alone.shutdown();
     let together = start(16, 37).unwrap();
     for (alone, together) in one_by_one.iter().zip(generate(&together, &requests)) {
-        assert!(alone.tokens == together.tokens && alone.logprobs == together.logprobs);
+        assert!(alone.tokens == together.tokens && alone.logprobs == together.logprobs, "{experts:?}");
     }
     together.shutdown();
 }
 
 /// Rank `rank` of two that are in processes of their own.
-fn apart(port: u16, rank: usize, mode: Mode) -> EngineOptions {
+fn apart(port: u16, rank: usize, mode: Mode, experts: ExpertSharing) -> EngineOptions {
     EngineOptions {
         device: GPU,
         ranks: 2,
+        experts,
         world: Some(World { rank, size: 2, local_rank: rank, host: "127.0.0.1".into(), port }),
         semantics: semantics(mode),
         max_step_tokens: Some(512),
@@ -117,7 +129,8 @@ fn the_second_process() {
     let Some(port) = std::env::var("LUCID_TEST_PORT").ok().and_then(|port| port.parse().ok()) else { return };
     let mode =
         if std::env::var_os("LUCID_TEST_REFERENCE").is_some() { Mode::Reference } else { Mode::Serving };
-    let options = apart(port, 1, mode);
+    let whole = std::env::var_os("LUCID_TEST_WHOLE_EXPERTS").is_some();
+    let options = apart(port, 1, mode, SHARINGS[usize::from(whole)]);
     let ended = lucid_engine::follow(&canary(), &options, options.world.as_ref().unwrap());
     println!("the second process: {ended:?}");
     ended.unwrap();
@@ -129,7 +142,7 @@ fn has_two_gpus() -> bool {
 
 /// An engine in two processes, and the second one; `None` and a line where that can't be. Where there is one GPU, two processes can share it if NCCL is
 /// told that they are on different machines: then parts travel through sockets, as between machines.
-fn start_apart(mode: Mode) -> Option<(Engine, std::process::Child)> {
+fn start_apart(mode: Mode, experts: ExpertSharing) -> Option<(Engine, std::process::Child)> {
     let shared = std::env::var_os("NCCL_HOSTID").is_some();
     if !shared && !has_two_gpus() {
         let _ = writeln!(std::io::stderr(), "skipped: no second CUDA device, and NCCL_HOSTID is not set");
@@ -143,11 +156,14 @@ fn start_apart(mode: Mode) -> Option<(Engine, std::process::Child)> {
     if mode == Mode::Reference {
         second.env("LUCID_TEST_REFERENCE", "1");
     }
+    if experts == ExpertSharing::Whole {
+        second.env("LUCID_TEST_WHOLE_EXPERTS", "1");
+    }
     if shared {
         second.env("NCCL_HOSTID", "the-second-process");
     }
     let mut second = second.spawn().unwrap();
-    match Engine::start(&canary(), &apart(port, 0, mode)) {
+    match Engine::start(&canary(), &apart(port, 0, mode, experts)) {
         Ok(engine) => Some((engine, second)),
         Err(error) => {
             let _ = (second.kill(), second.wait());
@@ -165,8 +181,10 @@ fn start_apart(mode: Mode) -> Option<(Engine, std::process::Child)> {
 fn two_processes_agree_with_one() {
     let prompts = prompts();
     let requests: Vec<Request> = (0..9).map(|i| request(&prompts[i % prompts.len()])).collect();
-    for mode in [Mode::Serving, Mode::Reference] {
-        let Some((apart, mut second)) = start_apart(mode) else { return };
+    for (mode, experts) in
+        [Mode::Serving, Mode::Reference].into_iter().flat_map(|mode| SHARINGS.map(|by| (mode, by)))
+    {
+        let Some((apart, mut second)) = start_apart(mode, experts) else { return };
         let together = generate(&apart, &requests);
         let alone = generate(&apart, &requests[3..4]);
         apart.shutdown();
@@ -176,6 +194,7 @@ fn two_processes_agree_with_one() {
         let ranks = if has_two_gpus() { 2 } else { 1 };
         let options = EngineOptions {
             ranks,
+            experts,
             semantics: semantics(mode),
             max_step_tokens: Some(512),
             ..EngineOptions::default()
@@ -195,14 +214,16 @@ fn two_processes_agree_with_one() {
                     near.filter(|(a, _)| *a > -12.0).fold(worst, |worst, (a, b)| worst.max((a - b).abs()));
             }
         }
-        println!("two processes, {mode:?}, against {ranks} GPUs of one: largest difference {worst:.1e}");
+        println!(
+            "two processes, {mode:?}, experts by {experts:?}, against {ranks} GPUs of one: largest difference {worst:.1e}"
+        );
         assert!(worst < 5e-4, "a log-probability is off by {worst}");
     }
 }
 
 #[test]
 fn a_lost_process_fails_requests_and_leaves_nobody_waiting() {
-    let Some((engine, mut second)) = start_apart(Mode::Serving) else { return };
+    let Some((engine, mut second)) = start_apart(Mode::Serving, ExpertSharing::Widths) else { return };
     let (send, receive) = channel();
     for i in 0..5 {
         let request =

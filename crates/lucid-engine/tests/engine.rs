@@ -10,8 +10,8 @@ use std::sync::mpsc::{Receiver, channel};
 use goldens::canary;
 use lucid_checkpoint::TokenId;
 use lucid_engine::{
-    Activations, Engine, EngineOptions, Event, Finish, KvCacheDtype, LoadFormat, Mode, Rejected, Request,
-    Sampling, SemanticsOptions,
+    Activations, Engine, EngineOptions, Event, ExpertSharing, Finish, KvCacheDtype, LoadFormat, Mode,
+    Rejected, Request, Sampling, SemanticsOptions,
 };
 
 fn start(options: &EngineOptions) -> Engine {
@@ -269,14 +269,29 @@ fn requests_that_cannot_run_are_refused() {
     assert!(logprobs[0].is_none() && logprobs[1..].iter().all(Option::is_some));
 }
 
-/// Random weights of the canary's shapes, on two ranks: every token has finite logits.
+/// Ranks with whole experts: which of them have something to do depends on the batch, the bits don't.
+#[test]
+fn the_same_bits_in_any_batch_on_ranks_with_whole_experts() {
+    let ranks = EngineOptions { ranks: 4, experts: ExpertSharing::Whole, ..EngineOptions::default() };
+    let alone = run_alone(&start(&EngineOptions { threads: Some(1), prefix_cache: false, ..ranks.clone() }));
+    for (max_step_tokens, threads) in [(7, 2), (512, 1)] {
+        let options =
+            EngineOptions { max_step_tokens: Some(max_step_tokens), threads: Some(threads), ..ranks.clone() };
+        assert!(run_together(&start(&options)) == alone, "steps of {max_step_tokens} tokens");
+    }
+}
+
+/// Random weights of the canary's shapes, on several ranks: every token has finite logits.
 #[test]
 fn dummy_weights_serve() {
-    let options = EngineOptions { load_format: LoadFormat::Dummy, ranks: 2, ..EngineOptions::default() };
-    let request = Request { prompt: prompts()[0].0.clone(), max_tokens: 5, ..Request::default() };
-    let events: Vec<Event> = submit(&start(&options), request).into_iter().collect();
-    assert_eq!(events.iter().filter(|event| matches!(event, Event::Token { .. })).count(), 5);
-    assert_eq!(events.last(), Some(&Event::Finished(Finish::Length)));
+    for (ranks, experts) in [(2, ExpertSharing::Widths), (4, ExpertSharing::Whole)] {
+        let options =
+            EngineOptions { load_format: LoadFormat::Dummy, ranks, experts, ..EngineOptions::default() };
+        let request = Request { prompt: prompts()[0].0.clone(), max_tokens: 5, ..Request::default() };
+        let events: Vec<Event> = submit(&start(&options), request).into_iter().collect();
+        assert_eq!(events.iter().filter(|event| matches!(event, Event::Token { .. })).count(), 5);
+        assert_eq!(events.last(), Some(&Event::Finished(Finish::Length)));
+    }
 }
 
 /// Which experts each token went to, as the scorer's observer sees it: `[tokens][layers]`.

@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 
 use lucid_checkpoint::{Checkpoint, TokenId};
 use lucid_engine::{
-    Device, Mode, Observer, Scorer, SemanticsOptions, Streaming, StreamingOptions, TokenLogprobs,
+    Device, ExpertSharing, Mode, Observer, Scorer, SemanticsOptions, Streaming, StreamingOptions,
+    TokenLogprobs,
 };
 use serde_json::json;
 use tiny::{NAMES, Tiny};
@@ -33,7 +34,9 @@ fn semantics(mode: Mode) -> SemanticsOptions {
 
 /// Log-probabilities `[tokens][vocab]`, and what was chosen.
 fn score(tiny: &Tiny, checkpoint: &Checkpoint, mode: Mode, ranks: usize) -> (Vec<Vec<f32>>, Chosen) {
-    let mut scorer = Scorer::on_ranks(Device::Cpu, ranks, checkpoint, &semantics(mode), Some(2)).unwrap();
+    let mut scorer =
+        Scorer::on_ranks(Device::Cpu, ranks, ExpertSharing::Widths, checkpoint, &semantics(mode), Some(2))
+            .unwrap();
     let (mut all, mut chosen) = (Vec::new(), Chosen::default());
     let visit = |_: usize, logprobs: &[f32]| all.push(logprobs.to_vec());
     scorer.score_observed(&tiny.tokens, visit, &mut chosen).unwrap();

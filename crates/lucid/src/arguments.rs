@@ -64,6 +64,9 @@ pub struct EngineArguments {
     /// GPUs that share the model: from the device's number on, or one a process that torchrun, mpirun or srun started (on cpu: groups of threads)
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub tensor_parallel_size: usize,
+    /// Give each of several ranks whole routed experts instead of a part of every expert's width: for large batches
+    #[arg(long)]
+    pub enable_expert_parallel: bool,
     /// Where weights come from; dummy: random ones of the config's shapes, for benchmarks
     #[arg(long, value_enum, default_value_t = LoadFormatArgument::Auto)]
     pub load_format: LoadFormatArgument,

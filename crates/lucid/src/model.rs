@@ -5,7 +5,8 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use lucid_checkpoint::Files;
 use lucid_engine::{
-    Activations, Device, EngineOptions, KvCacheDtype, LoadFormat, Mode, SemanticsOptions, World,
+    Activations, Device, EngineOptions, ExpertSharing, KvCacheDtype, LoadFormat, Mode, SemanticsOptions,
+    World,
 };
 use lucid_server::Plant;
 
@@ -48,6 +49,10 @@ pub fn engine_options(arguments: &EngineArguments) -> EngineOptions {
         threads: arguments.threads,
         prefix_cache: !arguments.no_enable_prefix_caching,
         ranks: arguments.tensor_parallel_size,
+        experts: match arguments.enable_expert_parallel {
+            true => ExpertSharing::Whole,
+            false => ExpertSharing::Widths,
+        },
         load_format: match arguments.load_format {
             LoadFormatArgument::Auto => LoadFormat::Checkpoint,
             LoadFormatArgument::Dummy => LoadFormat::Dummy,

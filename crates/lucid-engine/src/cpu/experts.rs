@@ -21,16 +21,17 @@ pub struct Experts {
     w4a4: bool,
     routes: Vec<Vec<Route>>,         // [tokens][experts per token]
     logits: Aligned<f32>,            // [tokens, experts]
-    by_expert: Vec<Vec<usize>>,      // [experts]: the rows that go there
-    places: Vec<usize>, // [tokens, experts per token]: where an expert's output for a token stands in `down`
-    next: Vec<usize>,   // [experts]: where an expert's next visit stands
+    by_expert: Vec<Vec<usize>>,      // [experts that are here]: the rows that go there
+    visits: usize,                   // to them, in all
+    places: Vec<Option<usize>>, // [tokens, experts per token]: where an expert's output for a token stands in `down`, if it is here
+    next: Vec<usize>,           // [experts that are here]: where an expert's next visit stands
     products: Vec<Product<'static>>, // of a round
-    gate: Aligned<f32>, // [visits, width]
-    up: Aligned<f32>,   // [visits, width]
-    down: Aligned<f32>, // [visits, hidden]
-    shared_gate: Aligned<f32>, // [tokens, shared width]
-    shared_up: Aligned<f32>, // [tokens, shared width]
-    rounded: Aligned<f32>, // [visits, hidden]: with w4a4, what the experts read
+    gate: Aligned<f32>,         // [visits, width]
+    up: Aligned<f32>,           // [visits, width]
+    down: Aligned<f32>,         // [visits, hidden]
+    shared_gate: Aligned<f32>,  // [tokens, shared width]
+    shared_up: Aligned<f32>,    // [tokens, shared width]
+    rounded: Aligned<f32>,      // [visits, hidden]: with w4a4, what the experts read
     shared_rounded: Aligned<f32>, // [tokens, hidden]: the same for a block that all tokens visit
 }
 
@@ -51,7 +52,7 @@ impl Experts {
         preferences(moe, logits, weights.bias.as_deref())
     }
 
-    /// `out = Σ_e w_e · Expert_e(x) + Shared(x)`.
+    /// `out = Σ_e w_e · Expert_e(x) + Shared(x)`, over the experts that are here.
     ///
     /// Every visit of a token to an expert is computed by itself and the sum runs in the order of the routes, so a token's
     /// result does not depend on who else goes to its experts.
@@ -67,7 +68,7 @@ impl Experts {
         let hidden = weights.router.cols;
         let width = moe.moe_intermediate_size;
         self.choose(threads, moe, weights, tokens, x);
-        let visits = self.places.len();
+        let visits = self.visits;
         self.gate.resize(visits * width, 0.0);
         self.up.resize(visits * width, 0.0);
         self.down.resize(visits * hidden, 0.0);
@@ -151,7 +152,9 @@ impl Experts {
         let mut places = self.places.as_slice();
         for (routes, out) in self.routes[..tokens].iter().zip(out.chunks_exact_mut(hidden)) {
             let (here, rest) = places.split_at(routes.len());
-            for (route, &place) in routes.iter().zip(here) {
+            for (route, place) in routes.iter().zip(here) {
+                // Another rank adds what its experts say.
+                let Some(place) = *place else { continue };
                 let visit = &self.down[place * hidden..(place + 1) * hidden];
                 add_scaled(out, visit, route.weight);
             }
@@ -206,7 +209,8 @@ impl Experts {
             threads,
             &[Product { weight: &weights.router, rows: 0..experts, inputs, count: tokens, outputs }],
         );
-        self.by_expert.resize_with(experts, Vec::new);
+        let here = weights.first..weights.first + weights.routed.len();
+        self.by_expert.resize_with(here.len(), Vec::new);
         self.by_expert.iter_mut().for_each(Vec::clear);
         self.routes.resize_with(tokens.max(self.routes.len()), Vec::new);
         for row in 0..tokens {
@@ -215,8 +219,8 @@ impl Experts {
             if let Some(bias) = weights.bias.as_deref().filter(|_| weights.bias_in_weights) {
                 weigh_with_bias(moe, logits, bias, &mut self.routes[row]);
             }
-            for route in &self.routes[row] {
-                self.by_expert[route.expert].push(row);
+            for route in self.routes[row].iter().filter(|route| here.contains(&route.expert)) {
+                self.by_expert[route.expert - here.start].push(row);
             }
         }
         // An expert's visits stand together, experts in order, rows in order.
@@ -226,12 +230,15 @@ impl Experts {
             self.next.push(first);
             first += rows.len();
         }
+        self.visits = first;
         self.places.clear();
         for routes in &self.routes[..tokens] {
             for route in routes {
-                let next = &mut self.next[route.expert];
-                self.places.push(*next);
-                *next += 1;
+                self.places.push(here.contains(&route.expert).then(|| {
+                    let next = &mut self.next[route.expert - here.start];
+                    *next += 1;
+                    *next - 1
+                }));
             }
         }
     }

@@ -439,4 +439,6 @@ pub struct RoutingArgs {
     pub normalize: i32,
     pub scaling: f32,
     pub shared: i32,
+    pub first: u32,
+    pub here: u32,
 }

@@ -1,8 +1,11 @@
-//! The router: which experts a token goes to, and the list of tokens that visit each expert. All on the GPU.
+//! The router: which experts a token goes to, and the list of tokens that visit each of the experts that are here. All on the GPU.
+
+use std::ops::Range;
 
 use lucid_checkpoint::{MoE, ScoringFunc};
 
 use super::driver::{Address, Buffer, Gpu, launch};
+use super::experts::Expected;
 use super::kernels::{Kernels, RoutingArgs, VisitsArgs};
 use crate::Error;
 use crate::cpu::Route;
@@ -21,21 +24,27 @@ pub struct Routes {
     chosen: Buffer,
     /// `[tokens, per_token]` f32
     pub weights: Buffer,
-    /// `[experts + 1]`: expert, first visit, visits, nothing; u32 each
+    /// `[experts here + 1]`: expert, counted from the first that is here, first visit, visits, nothing; u32 each
     slots: Buffer,
     /// `[visits]` u32
     tokens: Buffer,
-    /// `[tokens, per_token]` u32
+    /// `[tokens, per_token]` u32, all ones for experts of other ranks
     pub places: Buffer,
     args: RoutingArgs,
 }
 
 impl Routes {
-    /// For steps of up to `tokens` tokens.
+    /// For steps of up to `tokens` tokens. The experts with the numbers `here` are listed, and the shared one if it stands behind them.
     ///
     /// # Errors
     /// When the memory is missing, or the step is too large for the kernels.
-    pub fn new(gpu: &Gpu, moe: &MoE, shared: bool, tokens: usize) -> Result<Routes, Error> {
+    pub fn new(
+        gpu: &Gpu,
+        moe: &MoE,
+        here: Range<usize>,
+        shared: bool,
+        tokens: usize,
+    ) -> Result<Routes, Error> {
         let (experts, per_token) = (moe.n_routed_experts, moe.num_experts_per_tok);
         let shared_bytes = list_bytes(experts).max(4 * (2 * experts + moe.n_group));
         if shared_bytes > SHARED_BYTES || per_token > experts.min(MOST_ROUTES) {
@@ -49,7 +58,7 @@ impl Routes {
             logits: words(tokens * experts)?,
             chosen: words(tokens * per_token)?,
             weights: words(tokens * per_token)?,
-            slots: words(4 * (experts + 1))?,
+            slots: words(4 * (here.len() + 1))?,
             tokens: words(tokens * (per_token + 1))?,
             places: words(tokens * per_token)?,
             args: RoutingArgs {
@@ -61,6 +70,8 @@ impl Routes {
                 normalize: i32::from(moe.norm_topk_prob),
                 scaling: moe.routed_scaling_factor as f32,
                 shared: i32::from(shared),
+                first: here.start as u32,
+                here: here.len() as u32,
             },
         })
     }
@@ -82,7 +93,7 @@ impl Routes {
         launch!(gpu, kernels.route, (count, 1, 1), 32, shared; args, logits, bias, chosen, weights)?;
         let VisitsArgs { slots, tokens, .. } = self.visits(count);
         let (tokens_of_step, places) = (count as u32, self.places.address());
-        let shared = list_bytes(args.experts as usize);
+        let shared = list_bytes(args.here as usize);
         launch!(gpu, kernels.group_visits, (1, 1, 1), 1024, shared;
             args, chosen, tokens_of_step, slots, tokens, places)
     }
@@ -95,23 +106,34 @@ impl Routes {
             slots: self.slots.address(),
             tokens: self.tokens.address(),
             count: step * (self.args.per_token + self.args.shared as u32),
-            shared: if self.args.shared != 0 { self.args.experts + 1 } else { 0 },
+            shared: if self.args.shared != 0 { self.args.here + 1 } else { 0 },
             step,
         }
     }
 
-    /// Experts that the last step used, the shared one included.
+    /// Experts that the last step used here, the shared one included.
     #[cfg(test)]
     pub fn active(&self, gpu: &Gpu) -> usize {
-        let mut slots = vec![0u32; 4 * (self.args.experts as usize + 1)];
+        let mut slots = vec![0u32; 4 * (self.args.here as usize + 1)];
         gpu.read(&mut slots, self.slots.address()).unwrap();
         slots.chunks(4).filter(|slot| slot[2] > 0).count()
     }
 
-    /// Experts that `count` tokens visit at the most, the shared one included.
+    /// What is known of the visits of `count` tokens before they have chosen.
+    #[must_use]
+    pub fn expected(&self, count: usize) -> Expected {
+        let of_all = count * self.per_token() * self.args.here as usize;
+        Expected {
+            slots: self.most_active(count),
+            usual: of_all.div_ceil(self.args.experts as usize),
+            most: self.visits(count).count as usize,
+        }
+    }
+
+    /// Experts that `count` tokens visit here at the most, the shared one included.
     #[must_use]
     pub fn most_active(&self, count: usize) -> usize {
-        (self.args.experts as usize).min(count * self.args.per_token as usize) + self.args.shared as usize
+        (self.args.here as usize).min(count * self.args.per_token as usize) + self.args.shared as usize
     }
 
     /// Experts of a token.

@@ -1,6 +1,7 @@
 //! The weights in the GPU's memory, with the bits that the checkpoint stores; copied once, at load.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use lucid_checkpoint::gguf::BlockType;
 use lucid_checkpoint::{Matrix, Packed, ScaleType, Scales};
@@ -406,7 +407,9 @@ pub struct Experts {
     pub router: DeviceMatrix,
     /// `[experts]`
     pub bias: Option<Buffer>,
-    /// The routed experts, and after them the shared one if it is stored alike.
+    /// The numbers of the routed experts that are here.
+    pub numbers: Range<usize>,
+    /// They, and after them the shared one if it is stored alike.
     pub routed: Mlps,
     /// Whether the shared expert is the last of `routed`.
     pub shared_joined: bool,
@@ -548,6 +551,7 @@ pub(super) fn upload_experts(
     Ok(Experts {
         router: DeviceMatrix::upload(gpu, kernels, &experts.router)?,
         bias: experts.bias.as_ref().map(|bias| gpu.upload(bias)).transpose()?,
+        numbers: experts.first..experts.first + experts.routed.len(),
         routed: Mlps::upload(gpu, kernels, &all)?,
         shared_joined,
         shared: alone.map(|mlp| Mlps::upload(gpu, kernels, &[mlp])).transpose()?,

@@ -5,36 +5,49 @@ use std::ops::Range;
 use lucid_checkpoint::{Config, Matrix};
 
 use super::cut;
+use super::experts::ExpertSharing;
 use super::rank::Rank;
 use crate::Error;
 use crate::weights::{Attention, Experts, FeedForward, Layer, Mlp, Query};
-
-/// The config of a rank's part: its heads and widths. The vocabulary stays whole, for tokens are numbered in it.
-///
-/// # Errors
-/// When heads or widths can't be dealt out equally.
-pub fn shard_config(config: &Config, rank: Rank) -> Result<Config, Error> {
-    let mut part = config.clone();
-    part.num_attention_heads = rank.equal_part("attention heads", config.num_attention_heads)?.len();
-    part.intermediate_size = rank.equal_part("columns of MLPs", config.intermediate_size)?.len();
-    if let Some(moe) = &mut part.moe {
-        moe.moe_intermediate_size = rank.equal_part("columns of experts", moe.moe_intermediate_size)?.len();
-    }
-    Ok(part)
-}
 
 /// Cuts out a rank's part, layer by layer, so that never more than a layer is copied at a time.
 #[derive(Clone, Copy)]
 pub struct Shard<'a> {
     config: &'a Config,
     rank: Rank,
+    sharing: ExpertSharing,
 }
 
 impl<'a> Shard<'a> {
     /// For a rank of a model with this (whole) config.
     #[must_use]
-    pub fn new(config: &'a Config, rank: Rank) -> Shard<'a> {
-        Shard { config, rank }
+    pub fn new(config: &'a Config, rank: Rank, sharing: ExpertSharing) -> Shard<'a> {
+        Shard { config, rank, sharing }
+    }
+
+    /// The config of the whole model.
+    #[must_use]
+    pub fn whole(&self) -> &'a Config {
+        self.config
+    }
+
+    /// The config of the part: its heads and widths. Tokens and routed experts keep the numbers of the whole model.
+    ///
+    /// # Errors
+    /// When heads, widths or experts can't be dealt out.
+    pub fn config(&self) -> Result<Config, Error> {
+        let (config, rank) = (self.config, self.rank);
+        let mut part = config.clone();
+        part.num_attention_heads = rank.equal_part("attention heads", config.num_attention_heads)?.len();
+        part.intermediate_size = rank.equal_part("columns of MLPs", config.intermediate_size)?.len();
+        if let Some(moe) = &mut part.moe {
+            self.sharing.of_rank(rank, moe.n_routed_experts)?;
+            if self.sharing == ExpertSharing::Widths {
+                moe.moe_intermediate_size =
+                    rank.equal_part("columns of experts", moe.moe_intermediate_size)?.len();
+            }
+        }
+        Ok(part)
     }
 
     /// The tokens whose embeddings and logits the rank has.
@@ -54,15 +67,15 @@ impl<'a> Shard<'a> {
     /// Its part of a layer. A rank alone copies nothing but norms.
     ///
     /// # Errors
-    /// When a block of scales lies across a border.
+    /// When a block of scales lies across a border, or experts can't be dealt out.
     pub fn layer(&self, layer: &Layer) -> Result<Layer, Error> {
         Ok(Layer {
             input_layernorm: layer.input_layernorm.clone(),
             attention: self.attention(&layer.attention)?,
             post_attention_layernorm: layer.post_attention_layernorm.clone(),
             feed_forward: match &layer.feed_forward {
-                FeedForward::Dense(mlp) => FeedForward::Dense(self.mlp(mlp)?),
-                FeedForward::Experts(experts) => FeedForward::Experts(self.experts(experts)?),
+                FeedForward::Dense(mlp) => FeedForward::Dense(Box::new(self.mlp(mlp)?)),
+                FeedForward::Experts(experts) => FeedForward::Experts(Box::new(self.experts(experts)?)),
             },
         })
     }
@@ -102,12 +115,24 @@ impl<'a> Shard<'a> {
         })
     }
 
-    fn experts(&self, experts: &Experts) -> Result<Experts, Error> {
+    /// Routed experts by their widths, or whole: of those nothing is copied, and nothing read but by their rank.
+    ///
+    /// # Errors
+    /// As [`Shard::layer`].
+    pub fn experts(&self, experts: &Experts) -> Result<Experts, Error> {
+        let numbers = self.sharing.of_rank(self.rank, experts.routed.len())?;
+        let routed = match self.sharing {
+            ExpertSharing::Widths => {
+                experts.routed.iter().map(|mlp| self.mlp(mlp)).collect::<Result<_, _>>()?
+            }
+            ExpertSharing::Whole => experts.routed[numbers.clone()].to_vec(),
+        };
         Ok(Experts {
             router: experts.router.clone(),
             bias: experts.bias.clone(),
             bias_in_weights: experts.bias_in_weights,
-            routed: experts.routed.iter().map(|mlp| self.mlp(mlp)).collect::<Result<_, _>>()?,
+            first: numbers.start,
+            routed,
             shared: experts.shared.as_ref().map(|mlp| self.mlp(mlp)).transpose()?,
         })
     }
@@ -142,7 +167,8 @@ mod tests {
         let whole = &weights.layers[1].attention;
         let of_rank = config.num_attention_heads / 4;
         for rank in Rank::all(4) {
-            let part = Shard::new(&config, rank).layer(&weights.layers[1]).unwrap().attention;
+            let part =
+                Shard::new(&config, rank, ExpertSharing::Widths).layer(&weights.layers[1]).unwrap().attention;
             assert_eq!(part.kv_b.rows, of_rank * (nope + value));
             for head in 0..of_rank {
                 let whole_head = rank.number() * of_rank + head;
@@ -169,9 +195,9 @@ mod tests {
         let (config, weights) = canary();
         for layer in &weights.layers {
             for rank in Rank::all(2) {
-                let part = Shard::new(&config, rank).layer(layer).unwrap();
+                let part = Shard::new(&config, rank, ExpertSharing::Widths).layer(layer).unwrap();
                 let pairs = match (&part.feed_forward, &layer.feed_forward) {
-                    (FeedForward::Dense(part), FeedForward::Dense(whole)) => vec![(part, whole)],
+                    (FeedForward::Dense(part), FeedForward::Dense(whole)) => vec![(&**part, &**whole)],
                     (FeedForward::Experts(part), FeedForward::Experts(whole)) => {
                         let shared = part.shared.iter().zip(&whole.shared);
                         part.routed.iter().zip(&whole.routed).chain(shared).collect()
@@ -189,5 +215,31 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn whole_experts_go_to_one_rank_each_and_the_shared_one_is_cut() {
+        let (config, weights) = canary();
+        let FeedForward::Experts(whole) = &weights.layers[1].feed_forward else { panic!("a dense layer") };
+        let mut numbers = Vec::new();
+        // 32 experts on three ranks: 10, 11 and 11. Heads and the shared expert don't part in three.
+        for rank in Rank::all(3) {
+            let shard = Shard::new(&config, rank, ExpertSharing::Whole);
+            let error = shard.config().unwrap_err().to_string();
+            assert!(error.contains("8 attention heads on 3 ranks"), "{error}");
+            let routed_alone = Experts { shared: None, ..(**whole).clone() };
+            let part = shard.experts(&routed_alone).unwrap();
+            assert_eq!(part.router.rows, whole.router.rows);
+            for (i, mlp) in part.routed.iter().enumerate() {
+                numbers.push(part.first + i);
+                assert_eq!(mlp.down.name, whole.routed[part.first + i].down.name);
+                assert_eq!((mlp.gate.rows, mlp.down.cols), (128, 128));
+            }
+        }
+        assert!(numbers.into_iter().eq(0..whole.routed.len()));
+        let shard = Shard::new(&config, Rank::of(1, 2), ExpertSharing::Whole);
+        assert_eq!(shard.config().unwrap().moe.unwrap().moe_intermediate_size, 128);
+        let part = shard.experts(whole).unwrap();
+        assert_eq!((part.first, part.routed.len(), part.shared.unwrap().gate.rows), (16, 16, 64));
     }
 }

@@ -86,7 +86,7 @@ fn on_nvfp4(weights: &mut Weights, dose: &Dose, mut change: impl FnMut(Nvfp4<'_>
     let mut changed = false;
     for layer in weights.layers.iter_mut().take(dose.layers.end).skip(dose.layers.start) {
         let mlps: Vec<&mut Mlp> = match &mut layer.feed_forward {
-            FeedForward::Dense(mlp) => vec![mlp],
+            FeedForward::Dense(mlp) => vec![&mut **mlp],
             FeedForward::Experts(experts) => experts.routed.iter_mut().chain(&mut experts.shared).collect(),
         };
         for matrix in mlps.into_iter().flat_map(|mlp| [&mut mlp.gate, &mut mlp.up, &mut mlp.down]) {

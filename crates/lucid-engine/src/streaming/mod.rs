@@ -21,7 +21,7 @@ use crate::backend::{Load, LoadFormat};
 use crate::cpu::{CpuModel, Span};
 use crate::kv_cache::{PAGE_TOKENS, PageId, PagePool};
 use crate::logprobs::score;
-use crate::parallel::{Rank, cut};
+use crate::parallel::{ExpertSharing, Rank, cut};
 use crate::weights::{FeedForward, Layer, Weights, nothing_for_w4a4};
 use crate::{Activations, Error, Semantics, SemanticsOptions, TokenLogprobs};
 use plan::{CHUNK, CHUNK_PASSAGES, Plan, Sizes, plan};
@@ -94,6 +94,7 @@ impl<'a> Streaming<'a> {
             positions: checkpoint.config().max_position_embeddings,
             max_step_tokens: CHUNK,
             ranks: 1,
+            experts: ExpertSharing::Widths,
             progress: None,
         };
         let scaled = |name: &str| name.ends_with(".input_scale") || name.ends_with(".input_global_scale");

@@ -62,7 +62,12 @@ pub fn int4() -> Repacked {
 
 /// The canary with every linear layer but the router and the head in E4M3 with a scale for 128 × 128 values.
 pub fn f8_blocks() -> Repacked {
-    let quantization = json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]});
+    f8_blocks_of(128)
+}
+
+/// The same with a scale for `size` × `size` values.
+pub fn f8_blocks_of(size: usize) -> Repacked {
+    let quantization = json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [size, size]});
     write(&canary(), Some(quantization), |matrix| {
         if matrix.name.contains("embed_tokens")
             || matrix.name.contains("lm_head")
@@ -72,14 +77,14 @@ pub fn f8_blocks() -> Repacked {
         }
         let (rows, cols) = (matrix.rows, matrix.cols);
         let values = values(matrix);
-        let (across, down) = (cols.div_ceil(128), rows.div_ceil(128));
+        let (across, down) = (cols.div_ceil(size), rows.div_ceil(size));
         let mut scales = vec![0f32; across * down];
         for (i, x) in values.iter().enumerate() {
-            let scale = &mut scales[i / cols / 128 * across + i % cols / 128];
+            let scale = &mut scales[i / cols / size * across + i % cols / size];
             *scale = scale.max(x.abs() / 448.0);
         }
         let code = |(i, x): (usize, &f32)| {
-            let scale = scales[i / cols / 128 * across + i % cols / 128];
+            let scale = scales[i / cols / size * across + i % cols / size];
             if scale == 0.0 { 0 } else { nearest_e4m3(x / scale) }
         };
         let codes = values.iter().enumerate().map(code).collect();

@@ -21,7 +21,7 @@ impl Experts {
         out: &mut [f32],
     ) -> Vec<usize> {
         self.choose(threads, moe, weights, tokens, x);
-        self.down.resize(self.places.len() * weights.router.cols, 0.0);
+        self.down.resize(self.visits * weights.router.cols, 0.0);
         match &weights.shared {
             Some(shared) => swiglu(threads, shared, tokens, x, self, out),
             None => out.fill(0.0),

@@ -8,7 +8,7 @@ use crate::cpu::rope::{Rope, softmax_scale};
 use crate::cpu::threads::Threads;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::tiles;
-use crate::parallel::{Collective, Rank, Shard, shard_config};
+use crate::parallel::{Collective, Rank, Shard};
 use crate::weights::{Weights, cache_scales};
 use crate::{Activations, Error, Semantics};
 
@@ -39,7 +39,8 @@ impl CpuModel {
         ranks: Box<dyn Collective>,
     ) -> Result<CpuModel, Error> {
         let config = load.config()?;
-        let part = shard_config(&config, rank)?;
+        let shard = Shard::new(&config, rank, load.experts);
+        let part = shard.config()?;
         let mut semantics = Semantics::new(&config, load.semantics);
         let threads = match load.threads {
             Some(0) => {
@@ -48,7 +49,6 @@ impl CpuModel {
             Some(count) => count,
             None => std::thread::available_parallelism().map_or(1, usize::from).div_ceil(rank.count()),
         };
-        let shard = Shard::new(&config, rank);
         let w4a4 = load.semantics.activations == Activations::W4A4;
         let scales = cache_scales(load, config.num_hidden_layers, &mut semantics)?;
         if !rank.is_alone() {

@@ -4,7 +4,7 @@ mod pass;
 mod tilings;
 mod visit;
 
-pub use pass::Pass;
+pub use pass::{Expected, Pass};
 pub use visit::{Job, visit};
 #[cfg(test)]
 pub use visit::{down, gate_up};
@@ -74,7 +74,7 @@ pub struct Output {
     pub add: bool,
 }
 
-/// `hidden += Σ_e w_e · Expert_e(x) + Shared(x)`.
+/// `hidden += Σ_e w_e · Expert_e(x) + Shared(x)`, over the experts that are here.
 #[allow(clippy::too_many_arguments)] // What a layer has.
 pub fn run(
     gpu: &Gpu,
@@ -92,7 +92,7 @@ pub fn run(
     let bias = experts.bias.as_ref().map_or(Address::NULL, Buffer::address);
     routes.choose(gpu, kernels, bias, count)?;
     let (mlps, slots) = (&experts.routed, routes.most_active(count));
-    let pass = Pass::best(kernels, mlps, Some(slots), count, count * routes.per_token());
+    let pass = Pass::best(kernels, mlps, Some(routes.expected(count)), count);
     visit(Job { gpu, kernels, mlps, visits: routes.visits(count), slots, pass, x, buffers })?;
     let shared = i32::from(experts.shared_joined);
     combine(gpu, kernels, buffers, Some(routes), shared, count, mlps.hidden, out)?;
@@ -119,7 +119,7 @@ pub fn swiglu(
         shared: 0,
         step: count as u32,
     };
-    let pass = Pass::best(kernels, mlp, None, count, count);
+    let pass = Pass::best(kernels, mlp, None, count);
     visit(Job { gpu, kernels, mlps: mlp, visits, slots: 1, pass, x, buffers })?;
     combine(gpu, kernels, buffers, None, 1, count, mlp.hidden, out)
 }

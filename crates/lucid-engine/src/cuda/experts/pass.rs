@@ -24,24 +24,38 @@ pub enum Pass {
     Hopper(usize),
 }
 
+/// A step's visits to listed experts, as far as they are known before anybody has chosen.
+#[derive(Clone, Copy, Debug)]
+pub struct Expected {
+    /// Experts that can be visited, the shared one included.
+    pub slots: usize,
+    /// Visits to routed experts, if all of the model's are visited alike.
+    pub usual: usize,
+    /// All visits at the most.
+    pub most: usize,
+}
+
 impl Pass {
-    /// The fastest for a step of `count` tokens with so many visits, to up to `slots` experts if there are lists of them.
+    /// The fastest for a step of `count` tokens: all of them visit one block, or there are lists.
     #[must_use]
-    pub fn best(kernels: &Kernels, mlps: &Mlps, slots: Option<usize>, count: usize, visits: usize) -> Pass {
+    pub fn best(kernels: &Kernels, mlps: &Mlps, lists: Option<Expected>, count: usize) -> Pass {
         let same_form = mlps.gate_layout == mlps.down_layout;
         if kernels.prefill && count > PREFILL_VECTORS {
             let fast = is_fast(mlps.gate_layout, mlps.hidden, Pass::Prefill)
                 && is_fast(mlps.down_layout, mlps.width, Pass::Prefill)
                 && same_form;
             return if kernels.hopper.is_some() && fast {
-                let mean = visits / slots.unwrap_or(1);
+                let mean = lists.map_or(count, |lists| lists.usual / lists.slots);
                 Pass::Hopper(hopper_width(kernels.experts(mlps.gate_layout), mean))
             } else {
                 Pass::Prefill
             };
         }
-        let whole = |slots| whole_kernel(kernels, mlps, slots, visits + count).is_some();
-        if count > FEWEST_TOKENS && slots.is_some_and(whole) {
+        let whole = |lists: Expected| {
+            let groups_of_eight_do = lists.usual + count <= WHOLE_VISITS * lists.slots;
+            groups_of_eight_do && whole_kernel(kernels, mlps, lists.slots, lists.most).is_some()
+        };
+        if count > FEWEST_TOKENS && lists.is_some_and(whole) {
             Pass::Whole
         } else if kernels.terms * count <= 8 {
             Pass::Narrow
@@ -72,7 +86,7 @@ impl Pass {
     }
 }
 
-/// The kernel that computes all of such experts' visits at once, if there is one. It lists the visits in groups of eight.
+/// The kernel that computes all of such experts' visits at once, up to `visits` of them, if there is one. It lists them in groups of eight.
 pub(super) fn whole_kernel(
     kernels: &Kernels,
     mlps: &Mlps,
@@ -84,9 +98,9 @@ pub(super) fn whole_kernel(
     kernels.experts(mlps.gate_layout).whole.filter(|kernel| takes && can_list(slots, visits, kernel.threads))
 }
 
-/// Whether a block of so many threads, one a slot, lists so many visits, and few enough visit an expert for groups of eight.
+/// Whether a block of so many threads, one a slot, can list so many visits.
 fn can_list(slots: usize, visits: usize, threads: usize) -> bool {
-    slots <= threads && slots + visits / WHOLE_VISITS <= WHOLE_GROUPS && visits <= WHOLE_VISITS * slots
+    slots <= threads && slots + visits / WHOLE_VISITS <= WHOLE_GROUPS
 }
 
 /// Whether the tensor-core kernels take such blocks.
@@ -120,6 +134,6 @@ mod tests {
         // A slot without a thread would be left out, a group behind the last would be too.
         assert!(!can_list(513, 600, 512) && can_list(512, 300, 512));
         assert!(!can_list(550, 100, 768));
-        assert!(!can_list(7, 192, 768));
+        assert!(!can_list(7, 8 * 554, 768) && can_list(7, 8 * 553, 768));
     }
 }

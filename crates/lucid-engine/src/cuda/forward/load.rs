@@ -28,7 +28,7 @@ use crate::cuda::scoring::Scores;
 use crate::cuda::step::StepInputs;
 use crate::cuda::weights::{FeedForward, Weights};
 use crate::kv_cache::PAGE_TOKENS;
-use crate::parallel::{Rank, Shard, shard_config};
+use crate::parallel::{Rank, Shard};
 use crate::weights::cache_scales;
 use crate::world::{Watch, World};
 use crate::{Error, Semantics};
@@ -78,18 +78,17 @@ impl CudaModel {
                             None => Ranks::Alone,
                         };
                         let tied = config.tie_word_embeddings;
-                        let (shard, told) =
-                            (Shard::new(config, rank), load.progress.filter(|_| rank.number() == 0));
+                        let shard = Shard::new(config, rank, load.experts);
+                        let told = load.progress.filter(|_| rank.number() == 0);
                         let weights = Weights::upload(&gpu, &kernels, host, tied, shard, told)?;
                         let sizes = (load.positions, load.max_step_tokens);
                         CudaModel::assemble(
                             gpu,
                             kernels,
-                            config.clone(),
+                            shard,
                             (semantics, cache_scales),
                             weights,
                             sizes,
-                            rank,
                             ranks,
                         )
                     })
@@ -130,31 +129,34 @@ impl CudaModel {
         let ranks = Ranks::Apart(Apart::new(&gpu, communicator, values, LOGIT_ROWS * config.vocab_size)?);
         let (host, tied) = (load.weights()?, config.tie_word_embeddings);
         let told = load.progress.filter(|_| rank.number() == 0);
-        let weights = Weights::upload(&gpu, &kernels, &host, tied, Shard::new(&config, rank), told)?;
+        let shard = Shard::new(&config, rank, load.experts);
+        let weights = Weights::upload(&gpu, &kernels, &host, tied, shard, told)?;
         let room = (load.positions, load.max_step_tokens);
-        CudaModel::assemble(gpu, kernels, config, (semantics, cache_scales), weights, room, rank, ranks)
+        CudaModel::assemble(gpu, kernels, shard, (semantics, cache_scales), weights, room, ranks)
     }
 
-    /// A model from weights that are on the GPU already, with a scale of the cache for each layer, for sequences of up to `positions` tokens and steps of up to
-    /// `max_tokens`.
+    /// A model, or the part of one that `shard` is, from weights that are on the GPU already, with a scale of the cache for each layer, for
+    /// sequences of up to `positions` tokens and steps of up to `max_tokens`.
     #[allow(clippy::too_many_arguments)] // What a model is made of.
     pub(in crate::cuda) fn assemble(
         gpu: Gpu,
         kernels: Kernels,
-        config: Config,
+        shard: Shard<'_>,
         (semantics, cache_scales): (Semantics, Vec<f32>),
         weights: Weights,
         (positions, max_tokens): (usize, usize),
-        rank: Rank,
         ranks: Ranks,
     ) -> Result<CudaModel, Error> {
-        let vocabulary = Shard::new(&config, rank).vocabulary();
-        let (whole, config) = (config.clone(), shard_config(&config, rank)?);
+        let vocabulary = shard.vocabulary();
+        let (whole, config) = (shard.whole().clone(), shard.config()?);
         let (latent, rope) = (config.kv_lora_rank, config.qk_rope_head_dim);
-        let joined = weights.layers.iter().any(|layer| match &layer.feed_forward {
-            FeedForward::Experts(experts) => experts.shared_joined,
-            FeedForward::Dense(_) => false,
+        let experts = weights.layers.iter().filter_map(|layer| match &layer.feed_forward {
+            FeedForward::Experts(experts) => Some(experts),
+            FeedForward::Dense(_) => None,
         });
+        let joined = experts.clone().any(|experts| experts.shared_joined);
+        // Of all layers.
+        let here = experts.map(|experts| experts.numbers.clone()).next().unwrap_or_default();
         let shape = Shape {
             heads: config.num_attention_heads,
             nope: config.qk_nope_head_dim,
@@ -179,7 +181,7 @@ impl CudaModel {
             columns: columns.into_iter().max().unwrap_or(0),
             visits,
             visit_columns: config.hidden_size.max(width),
-            slots: moe.map_or(0, |moe| moe.n_routed_experts) + 1,
+            slots: here.len() + 1,
         };
         Ok(CudaModel {
             graphs: Graphs::new(&gpu),
@@ -200,7 +202,7 @@ impl CudaModel {
                 Some(kv_b) => Expanded::new(&gpu, &kernels, shape, config.v_head_dim, kv_b, positions)?,
                 None => None,
             },
-            routes: moe.map(|moe| Routes::new(&gpu, moe, joined, max_tokens)).transpose()?,
+            routes: moe.map(|moe| Routes::new(&gpu, moe, here, joined, max_tokens)).transpose()?,
             indexer: Indexer::new(&gpu, &whole, kernels.terms, positions, max_tokens)?,
             experts: ExpertBuffers::new(&gpu, &kernels, room, width, config.hidden_size)?,
             angles: upload_angles(&gpu, &whole, positions)?,

@@ -11,7 +11,7 @@ use crate::cuda::matmul::{Product, multiply};
 use crate::cuda::ranks::Ranks;
 use crate::cuda::sampling::MOST_TOKENS;
 use crate::cuda::scoring::Wish;
-use crate::parallel::{Rank, Shard};
+use crate::parallel::Rank;
 use crate::request::TokenLogprobs;
 use crate::world::{Leader, orders};
 
@@ -144,9 +144,9 @@ impl All<'_> {
                 let (logits, vocab) = (first.scratch.logits.address(), first.config.vocab_size);
                 first.queue_logits(rows, (logits.offset(4 * first.vocabulary.start), vocab))?;
                 if let Ranks::Apart(apart) = &first.ranks {
-                    let vocabularies: Vec<_> = Rank::all(leader.size())
-                        .map(|rank| Shard::new(&first.config, rank).vocabulary())
-                        .collect();
+                    // As `Shard::vocabulary` has it.
+                    let vocabularies: Vec<_> =
+                        Rank::all(leader.size()).map(|rank| rank.part(vocab)).collect();
                     apart.receive_logits(&first.gpu, (logits, vocab), rows.len(), &vocabularies)?;
                 }
                 return Ok(((logits, vocab), first));

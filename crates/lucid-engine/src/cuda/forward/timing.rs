@@ -53,7 +53,7 @@ impl CudaModel {
             let visits = time(&|| {
                 let (gpu, kernels, mlps, buffers) =
                     (&self.gpu, &self.kernels, &experts.routed, &self.experts);
-                let pass = experts::Pass::best(kernels, mlps, Some(slots), count, count * routes.per_token());
+                let pass = experts::Pass::best(kernels, mlps, Some(routes.expected(count)), count);
                 let visits = routes.visits(count);
                 experts::visit(experts::Job { gpu, kernels, mlps, visits, slots, pass, x, buffers })
             });

@@ -192,6 +192,7 @@ EXPERTS(Bf16, bf16_8, 1, 2, 1, 3, 2, 1, 3)
 EXPERTS(Bf16, bf16_24, 3, 2, 1, 2, 2, 1, 2)
 
 // hidden += shared + Σ weight · expert, in the order of the routes; `=` if not `accumulate`. grid (width / 256, tokens).
+// Experts of other ranks (`places` ELSEWHERE) are left out.
 // places null: one block without router; y[token] is added as it is. shared_first: where the shared expert's visits begin.
 extern "C" __global__ void combine(const float* y, const u32* places, const float* weights, u32 per_token, int shared,
                                    u32 shared_first, u32 width, int accumulate, float* hidden) {
@@ -212,7 +213,7 @@ extern "C" __global__ void combine(const float* y, const u32* places, const floa
     for (u32 i = 0; i < per_token; i++) {
         u64 row = __shfl_sync(~0u, place, i);
         float share = __shfl_sync(~0u, weight, i);
-        if (mine) sum = fmaf(share, y[row * width + k], sum);
+        if (mine && row != ELSEWHERE) sum = fmaf(share, y[row * width + k], sum);
     }
     if (mine) *out = accumulate ? before + sum : sum;
 }

@@ -1,4 +1,5 @@
-// The router: which experts a token goes to, with what weight (DeepSeek-V3, arXiv:2412.19437, §2.1), and each expert's list.
+// The router: which experts a token goes to, with what weight (DeepSeek-V3, arXiv:2412.19437, §2.1), and the lists of the experts that are
+// here.
 
 struct Routing {
     u32 experts;
@@ -8,8 +9,13 @@ struct Routing {
     int softmax;    // else sigmoid
     int normalize;
     float scaling;
-    int shared;     // expert number `experts` is the shared one and sees every token
+    int shared;     // expert number `here` is the shared one and sees every token
+    u32 first;      // number of the first expert that is here, of `here`; in the lists it has the number 0
+    u32 here;
 };
+
+// An expert's number in the lists; it is not below `here` if the expert is another rank's.
+__device__ __forceinline__ u32 number_here(const Routing& r, u32 expert) { return expert - r.first; }
 
 // (a, i) is a better choice than (b, j): the higher score, at equal scores the lower number; NaN is the worst.
 __device__ __forceinline__ bool better(float a, u32 i, float b, u32 j) {
@@ -144,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(32 * FEW_TOKENS)
     __shared__ u32 experts[FEW_ROUTES], is_first[FEW_ROUTES];
     u32 warp = threadIdx.x / 32, total = count * r.per_token, mine = threadIdx.x;
     // Nobody reads the last layer's lists any more.
-    for (u32 i = mine; i <= r.experts; i += blockDim.x) slots[i] = make_uint4(0, 0, 0, 0);
+    for (u32 i = mine; i <= r.here; i += blockDim.x) slots[i] = make_uint4(0, 0, 0, 0);
     wait_for_previous();
     u32 words = 2 * r.experts + r.groups;
     float* own = memory + warp * words;
@@ -158,12 +164,13 @@ extern "C" __global__ void __launch_bounds__(32 * FEW_TOKENS)
     __syncthreads();
     if (warp < count) {
         u32 route = route_token(r, warp, bias, chosen, weights, own), lane = mine % 32;
-        if (lane < r.per_token) experts[warp * r.per_token + lane] = route;
+        if (lane < r.per_token) experts[warp * r.per_token + lane] = number_here(r, route);
     }
     __syncthreads();
-    // A route's place: behind those to lower experts and those of earlier tokens to its own.
+    // A route's place: behind those to lower experts and those of earlier tokens to its own. Other ranks' experts are no lower ones.
     u32 place = 0, visitors = 0, earlier = 0;
-    if (mine < total) {
+    bool listed = mine < total && experts[mine] < r.here;
+    if (listed) {
 #pragma unroll 4
         for (u32 i = 0; i < total; i++) {
             bool same = experts[i] == experts[mine];
@@ -173,56 +180,59 @@ extern "C" __global__ void __launch_bounds__(32 * FEW_TOKENS)
         }
         is_first[mine] = earlier == 0;
         tokens[place] = mine / r.per_token;
-        places[mine] = place;
     }
+    if (mine < total) places[mine] = listed ? place : ELSEWHERE;
     u32 shared = r.shared ? 1 : 0;
     __syncthreads();
-    if (mine < total && earlier == 0) {
+    if (listed && earlier == 0) {
         u32 slot = shared;
 #pragma unroll 4
         for (u32 i = 0; i < total; i++) slot += is_first[i] && experts[i] < experts[mine];
         slots[slot] = make_uint4(experts[mine], place, visitors, 0);
     }
-    if (shared && mine == 0) slots[0] = make_uint4(r.experts, total, count, 0);
+    if (shared && mine == 0) slots[0] = make_uint4(r.here, total, count, 0);
     if (shared && mine < count) tokens[total + mine] = mine;
 }
 
-// The lists of all experts, by one block of 1,024 threads. Visits stand by expert, then by token, so every step has one order.
+// The lists of all experts that are here, by one block of 1,024 threads. Visits stand by expert, then by token, so every step has one order.
 //
-// slots: [experts + 1]: the experts that somebody visits, as Visit (see experts.cu); the rest has count 0. tokens: [visits]: who
-// visits; places: [tokens, per_token]: where a route's visit stands. The shared expert is the first slot, for it has the most to
-// do; its visits come last, by token.
+// slots: [here + 1]: the experts that somebody visits, as Visit (see experts.cu); the rest has count 0. tokens: [visits]: who
+// visits; places: [tokens, per_token]: where a route's visit stands, or ELSEWHERE. The shared expert is the first slot, for it has the most to
+// do; its visits come last, by token, from tokens * per_token on, whoever visits the others.
 //
 // Routes are taken 1,024 at a time, one a thread: a warp's threads of one expert find each other and their order by a vote, and
 // the warps' counts are added up by a thread an expert.
-// Shared memory: experts words, and 32 * experts halves.
+// Shared memory: `here` words, and 32 * `here` halves.
 extern "C" __global__ void __launch_bounds__(1024) group_visits(Routing r, const u32* chosen, u32 count, uint4* slots,
                                                                 u32* tokens, u32* places) {
     extern __shared__ u32 words[];
     u32* starts = words;
-    u16* of_warp = (u16*)(words + r.experts);  // [32][experts]
+    u16* of_warp = (u16*)(words + r.here);  // [32][here]
     u32 total = count * r.per_token, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (u32 e = threadIdx.x; e < r.experts; e += blockDim.x) starts[e] = 0;
+    for (u32 e = threadIdx.x; e < r.here; e += blockDim.x) starts[e] = 0;
     wait_for_previous();
-    for (u32 i = threadIdx.x; i <= r.experts; i += blockDim.x) slots[i] = make_uint4(0, 0, 0, 0);
+    for (u32 i = threadIdx.x; i <= r.here; i += blockDim.x) slots[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
-    for (u32 i = threadIdx.x; i < total; i += blockDim.x) atomicAdd(&starts[chosen[i]], 1);
+    for (u32 i = threadIdx.x; i < total; i += blockDim.x) {
+        u32 e = number_here(r, chosen[i]);
+        if (e < r.here) atomicAdd(&starts[e], 1);
+    }
     __syncthreads();
     if (threadIdx.x < 32) {
         // Exclusive prefix sums and the list of experts that anybody visits, 32 experts at a time.
         u32 running = 0, used = 0;
         if (r.shared) {
-            if (lane == 0) slots[0] = make_uint4(r.experts, total, count, 0);
+            if (lane == 0) slots[0] = make_uint4(r.here, total, count, 0);
             used = 1;
         }
-        for (u32 base = 0; base < r.experts; base += 32) {
-            u32 e = base + lane, mine = e < r.experts ? starts[e] : 0, sum = mine;
+        for (u32 base = 0; base < r.here; base += 32) {
+            u32 e = base + lane, mine = e < r.here ? starts[e] : 0, sum = mine;
             for (u32 step = 1; step < 32; step *= 2) {
                 u32 left = __shfl_up_sync(~0u, sum, step);
                 if (lane >= step) sum += left;
             }
             u32 any = __ballot_sync(~0u, mine > 0), before = running + sum - mine;
-            if (e < r.experts) starts[e] = before;
+            if (e < r.here) starts[e] = before;
             if (mine > 0) slots[used + __popc(any & ((1u << lane) - 1))] = make_uint4(e, before, mine, 0);
             running += __shfl_sync(~0u, sum, 31);
             used += __popc(any);
@@ -230,31 +240,32 @@ extern "C" __global__ void __launch_bounds__(1024) group_visits(Routing r, const
     }
     u32 warps = min((total + 31) / 32, 32);
     for (u32 base = 0; base < total; base += blockDim.x) {
-        for (u32 i = threadIdx.x; i < warps * r.experts; i += blockDim.x) of_warp[i] = 0;
+        for (u32 i = threadIdx.x; i < warps * r.here; i += blockDim.x) of_warp[i] = 0;
         __syncthreads();
-        u32 route = base + threadIdx.x, e = route < total ? chosen[route] : r.experts;
+        u32 route = base + threadIdx.x, e = route < total ? min(number_here(r, chosen[route]), r.here) : r.here;
+        bool listed = e < r.here;
         u32 same = __match_any_sync(~0u, e), rank = __popc(same & ((1u << lane) - 1));
-        if (route < total && rank == 0) of_warp[warp * r.experts + e] = __popc(same);
+        if (listed && rank == 0) of_warp[warp * r.here + e] = __popc(same);
         __syncthreads();
-        for (u32 i = threadIdx.x; i < r.experts; i += blockDim.x) {
+        for (u32 i = threadIdx.x; i < r.here; i += blockDim.x) {
             // From counts to the places of each warp's first visit, counted from the round's first.
             u32 before = 0;
             for (u32 w = 0; w < warps; w++) {
-                u32 here = of_warp[w * r.experts + i];
-                of_warp[w * r.experts + i] = before;
-                before += here;
+                u32 of_this = of_warp[w * r.here + i];
+                of_warp[w * r.here + i] = before;
+                before += of_this;
             }
         }
         __syncthreads();
-        u32 at = 0;
-        if (route < total) {
-            at = starts[e] + of_warp[warp * r.experts + e] + rank;
+        u32 at = ELSEWHERE;
+        if (listed) {
+            at = starts[e] + of_warp[warp * r.here + e] + rank;
             tokens[at] = route / r.per_token;
-            places[route] = at;
         }
+        if (route < total) places[route] = at;
         __syncthreads();
         // An expert's visits of this round lie before those of the next.
-        if (route < total) atomicMax(&starts[e], at + 1);
+        if (listed) atomicMax(&starts[e], at + 1);
         __syncthreads();
     }
     if (r.shared)

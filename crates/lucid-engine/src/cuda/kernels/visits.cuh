@@ -8,6 +8,9 @@ struct ExpertWeight {
     u64 scale_stride;
 };
 
+// The place of a visit to an expert of another rank.
+#define ELSEWHERE ~0u
+
 // An expert and its visits: count of them, from `first` on.
 struct Visit {
     u32 expert, first, count, unused;

@@ -1,7 +1,7 @@
 use lucid_checkpoint::{e4m3_to_f32, f32_to_e4m3};
 
 use super::random::{self, Random};
-use super::{bf16, gpu_with_terms, joined, poisoned, read, same_bits};
+use super::{bf16, gpu_with_terms, joined, poisoned, read, same_bits, some_of};
 use crate::cuda::attention::{Choices, Inputs, Pages, PartialSums, Shape, StepRows, attend, inputs};
 use crate::cuda::cache::LayerCache;
 use crate::cuda::driver::Gpu;
@@ -67,7 +67,7 @@ fn attention_matches_f64_over_scattered_pages() {
     for terms in [3, 1] {
         let Some((gpu, mut kernels)) = gpu_with_terms(terms) else { return };
         let has_tensor = kernels.roomy;
-        for case in &cases {
+        for case in some_of(&cases, |case| case.lengths.iter().all(|&length| length < 1_000)) {
             // Reference mode has exact activations.
             if terms == 3 || case.mode == Mode::Serving {
                 kernels.roomy = case.tensor && has_tensor;

@@ -22,7 +22,7 @@ use crate::cuda::ranks::Ranks;
 use crate::cuda::router::Routes;
 use crate::cuda::weights::{DeviceMatrix, ExpertMatrices, FeedForward, Layer, Layout, Mlps, Query, Weights};
 use crate::kv_cache::{PAGE_TOKENS, PagePool};
-use crate::parallel::Rank;
+use crate::parallel::{ExpertSharing, Rank, Shard};
 use crate::{KvCacheDtype, Mode, Semantics, SemanticsOptions};
 
 /// Seconds for one call of `queue`, which gets the number of the call: median of five rounds of twenty, after a warm-up.
@@ -121,7 +121,7 @@ fn experts_in_other_forms_at_full_width() {
     let copy = bandwidth(&gpu, &kernels, &noise);
     for (layout, layers) in [(Layout::Nvfp4, 3), (Layout::Int4, 3), (Layout::F8Blocks, 2), (Layout::Bf16, 1)]
     {
-        let mlps: Vec<Mlps> = (0..layers).map(|_| noise.mlps(&gpu, layout, EXPERTS + 1)).collect();
+        let mlps: Vec<Mlps> = (0..layers).map(|_| noise.mlps(&gpu, layout, EXPERTS + 1, WIDTH)).collect();
         for batch in [1, 8, 32, 64, 2_048] {
             println!("{layout:?}");
             if std::env::var_os("ALL_PASSES").is_some() && batch <= 64 {
@@ -179,7 +179,7 @@ fn experts_by(gpu: &Gpu, kernels: &Kernels, mlps: &[&Mlps], batch: usize, copy: 
     let mut distinct = 0;
     let routings: Vec<Routes> = (0..8)
         .map(|_| {
-            let routes = Routes::new(gpu, &moe, true, batch).unwrap();
+            let routes = Routes::new(gpu, &moe, 0..EXPERTS, true, batch).unwrap();
             let logits: Vec<f32> = (0..batch * EXPERTS).map(|_| random.number() * 2.0).collect();
             gpu.write(routes.logits.address(), &logits).unwrap();
             routes.choose(gpu, kernels, Address::NULL, batch).unwrap();
@@ -190,7 +190,7 @@ fn experts_by(gpu: &Gpu, kernels: &Kernels, mlps: &[&Mlps], batch: usize, copy: 
     let experts = distinct as f64 / 8.0;
     println!("batch {batch}: {:.1} routed experts and the shared one", experts - 1.0);
     let slots = routings[0].most_active(batch);
-    let pass = pass.unwrap_or(Pass::best(kernels, mlps[0], Some(slots), batch, 8 * batch));
+    let pass = pass.unwrap_or(Pass::best(kernels, mlps[0], Some(routings[0].expected(batch)), batch));
     let bytes = experts * expert_bytes(mlps[0]);
     let job = |i: usize| {
         let (mlps, visits) = (mlps[i % mlps.len()], routings[i % 8].visits(batch));
@@ -332,11 +332,10 @@ fn prefill_at_full_width() {
     let mut model = CudaModel::assemble(
         gpu.clone(),
         kernels,
-        config,
+        Shard::new(&config, Rank::ALONE, ExpertSharing::Widths),
         (semantics, vec![1.0; 4]),
         weights,
         (MOST, MOST),
-        Rank::ALONE,
         Ranks::Alone,
     )
     .unwrap();

@@ -1,17 +1,22 @@
+use std::ops::Range;
+
 use lucid_checkpoint::{MoE, ScoringFunc};
 
+use super::full_width::config;
 use super::random::{self, Random, decoded, dot};
-use super::{bf16, gpu, gpu_with_terms, read, same_bits, split_vectors};
-use crate::cuda::driver::Address;
+use super::{bf16, gpu, gpu_with_terms, read, same_bits, some_of, split_vectors};
+use crate::cuda::driver::{Address, Gpu};
 use crate::cuda::experts::{ExpertBuffers, Job, Normed, Output, Pass, visit};
-use crate::cuda::kernels::Order;
+use crate::cuda::kernels::{Kernels, Order};
 use crate::cuda::packing::Room;
 use crate::cuda::router::Routes;
-use crate::cuda::weights::{Layout, Mlps};
+use crate::cuda::weights::{Layout, Mlps, upload_experts};
+use crate::parallel::{ExpertSharing, Rank, Shard};
 use crate::weights::Mlp;
 
 const EXPERTS: usize = 6;
 const PER_TOKEN: usize = 2;
+const COUNTS: [usize; 7] = [1, 2, 5, 17, 64, 70, 301];
 
 #[test]
 fn visits_match_f64_and_never_depend_on_who_shares_the_pass() {
@@ -45,7 +50,7 @@ fn visits_match_f64(terms: usize, tolerance: f64) {
         (Layout::Q4K, 256, 256),
         (Layout::Q6K, 256, 512),
     ];
-    for (layout, hidden, width) in shapes {
+    for (layout, hidden, width) in some_of(shapes, |&(_, hidden, _)| hidden == 256) {
         let matrix = |rows, cols, seed| random::matrix(layout, rows, cols, seed);
         let mlps: Vec<Mlp> = (0..=EXPERTS as u64)
             .map(|e| Mlp {
@@ -54,8 +59,12 @@ fn visits_match_f64(terms: usize, tolerance: f64) {
                 down: matrix(hidden, width, 30 + e),
             })
             .collect();
-        let on_gpu = Mlps::upload(&gpu, &kernels, &mlps.iter().collect::<Vec<_>>()).unwrap();
-        for count in [1, 2, 5, 17, 64, 70, 301] {
+        // All experts, and the part of a rank that has some of them and the shared one.
+        let counts = some_of(COUNTS, |count| [2, 17, 70].contains(count));
+        let of_each = |here: Range<usize>| counts.iter().map(move |&count| (here.clone(), count));
+        for (here, count) in [0..EXPERTS, 2..5].into_iter().flat_map(of_each) {
+            let parts: Vec<&Mlp> = mlps[here.clone()].iter().chain(&mlps[EXPERTS..]).collect();
+            let on_gpu = Mlps::upload(&gpu, &kernels, &parts).unwrap();
             let moe = MoE {
                 n_routed_experts: EXPERTS,
                 n_shared_experts: 1,
@@ -67,7 +76,7 @@ fn visits_match_f64(terms: usize, tolerance: f64) {
                 norm_topk_prob: true,
                 routed_scaling_factor: 1.0,
             };
-            let routes = Routes::new(&gpu, &moe, true, count).unwrap();
+            let routes = Routes::new(&gpu, &moe, here.clone(), true, count).unwrap();
             let mut random = Random::new(count as u64);
             let logits: Vec<f32> = (0..count * EXPERTS).map(|_| random.number()).collect();
             gpu.write(routes.logits.address(), &logits).unwrap();
@@ -111,7 +120,7 @@ fn visits_match_f64(terms: usize, tolerance: f64) {
             for pass in [Pass::Many].into_iter().chain(whole).chain(prefill).chain(hopper) {
                 assert!(
                     same_bits(&narrow, &run(pass)),
-                    "{pass:?}, {layout:?} {hidden}x{width}, {count} tokens"
+                    "{pass:?}, {layout:?} {hidden}x{width}, experts {here:?}, {count} tokens"
                 );
             }
             let chosen = routes.read(&gpu, count).unwrap();
@@ -119,6 +128,7 @@ fn visits_match_f64(terms: usize, tolerance: f64) {
             gpu.read(&mut places, routes.places.address()).unwrap();
             let mut pairs: Vec<(usize, usize, usize)> = (0..count * PER_TOKEN)
                 .map(|i| (places[i] as usize, i / PER_TOKEN, chosen[i / PER_TOKEN][i % PER_TOKEN].expert))
+                .filter(|(_, _, expert)| here.contains(expert))
                 .collect();
             pairs.extend((0..count).map(|token| (count * PER_TOKEN + token, token, EXPERTS)));
             for (place, token, expert) in pairs {
@@ -155,11 +165,18 @@ fn swiglu(mlp: &Mlp, x: &[f32]) -> Vec<f64> {
     (0..mlp.down.rows).map(|row| dot(&down[row * inner.len()..][..inner.len()], &inner).0).collect()
 }
 
-/// The whole half of a layer, with weights, shared expert and residual.
+/// The whole half of a layer, with weights, shared expert and residual; on one rank, and by the sum over ranks that have whole experts.
 #[test]
 fn a_layers_sum_is_the_weighted_sum_of_its_visits() {
     let Some((gpu, kernels)) = gpu() else { return };
-    let (hidden, width, count) = (256, 128, 17);
+    // One token visits two experts at the most, so some ranks have nothing to do.
+    for (ranks, count) in [(1, 17), (2, 17), (2, 1), (4, 1), (4, 2), (4, 90)] {
+        sum_over_ranks(&gpu, &kernels, ranks, count);
+    }
+}
+
+fn sum_over_ranks(gpu: &Gpu, kernels: &Kernels, ranks: usize, count: usize) {
+    let (hidden, width) = (256, 128);
     let mlp = |seed| Mlp {
         gate: random::matrix(Layout::Nvfp4, width, hidden, seed),
         up: random::matrix(Layout::Nvfp4, width, hidden, seed + 1),
@@ -169,6 +186,7 @@ fn a_layers_sum_is_the_weighted_sum_of_its_visits() {
         router: random::matrix(Layout::Bf16, EXPERTS, hidden, 90),
         bias: None,
         bias_in_weights: false,
+        first: 0,
         routed: (0..EXPERTS as u64).map(|e| mlp(10 * e)).collect(),
         shared: Some(mlp(70)),
     };
@@ -185,18 +203,26 @@ fn a_layers_sum_is_the_weighted_sum_of_its_visits() {
     };
     let xs: Vec<f32> = random::vector(count * hidden, 5).iter().map(|x| x / 8.0).collect();
     let residual = random::vector(count * hidden, 6);
-    let experts = crate::cuda::weights::upload_experts(&gpu, &kernels, &host).unwrap();
-    assert!(experts.shared_joined);
-    let routes = Routes::new(&gpu, &moe, true, count).unwrap();
-    let buffers = ExpertBuffers::new(&gpu, &kernels, room(count, hidden, width), width, hidden).unwrap();
-    let natural = split_vectors(&gpu, &kernels, &xs, hidden, Order::Natural);
-    let nvfp4 = split_vectors(&gpu, &kernels, &xs, hidden, Order::Nvfp4);
+    let natural = split_vectors(gpu, kernels, &xs, hidden, Order::Natural);
+    let nvfp4 = split_vectors(gpu, kernels, &xs, hidden, Order::Nvfp4);
     let x = Normed { natural: natural.address(), nvfp4: nvfp4.address() };
     let y = gpu.upload(&residual).unwrap();
-    let out = Output { at: y.address(), add: true };
-    crate::cuda::experts::run(&gpu, &kernels, &experts, &routes, &buffers, count, x, out).unwrap();
-    let y = read(&gpu, &y, count * hidden);
-    for (token, chosen) in routes.read(&gpu, count).unwrap().iter().enumerate() {
+    let config = config(1);
+    let mut choices = Vec::new();
+    for rank in Rank::all(ranks) {
+        let part = Shard::new(&config, rank, ExpertSharing::Whole).experts(&host).unwrap();
+        let experts = upload_experts(gpu, kernels, &part).unwrap();
+        // A part of the shared one has another width.
+        assert_eq!(experts.shared_joined, ranks == 1);
+        let routes = Routes::new(gpu, &moe, experts.numbers.clone(), experts.shared_joined, count).unwrap();
+        let buffers = ExpertBuffers::new(gpu, kernels, room(count, hidden, width), width, hidden).unwrap();
+        let out = Output { at: y.address(), add: true };
+        crate::cuda::experts::run(gpu, kernels, &experts, &routes, &buffers, count, x, out).unwrap();
+        choices.push(routes.read(gpu, count).unwrap());
+    }
+    assert!(choices.iter().all(|chosen| *chosen == choices[0]), "ranks choose different experts");
+    let y = read(gpu, &y, count * hidden);
+    for (token, chosen) in choices[0].iter().enumerate() {
         let x = &xs[token * hidden..][..hidden];
         let mut expected = swiglu(host.shared.as_ref().unwrap(), x);
         for route in chosen {

@@ -11,7 +11,7 @@ use crate::cuda::weights::{
     Attention, DeviceMatrix, ExpertMatrices, Experts, FeedForward, Layer, Layout, Mlps, Query, Weights,
 };
 use crate::kv_cache::{PAGE_TOKENS, PageId, PagePool};
-use crate::parallel::Rank;
+use crate::parallel::{ExpertSharing, Rank, Shard};
 use crate::{Semantics, SemanticsOptions};
 
 pub const HIDDEN: usize = 7_168;
@@ -103,14 +103,14 @@ impl Noise {
         }
     }
 
-    pub fn mlps(&self, gpu: &Gpu, layout: Layout, experts: usize) -> Mlps {
+    pub fn mlps(&self, gpu: &Gpu, layout: Layout, experts: usize, width: usize) -> Mlps {
         Mlps {
-            gate: self.experts(gpu, layout, experts, WIDTH, HIDDEN),
-            up: self.experts(gpu, layout, experts, WIDTH, HIDDEN),
-            down: self.experts(gpu, layout, experts, HIDDEN, WIDTH),
+            gate: self.experts(gpu, layout, experts, width, HIDDEN),
+            up: self.experts(gpu, layout, experts, width, HIDDEN),
+            down: self.experts(gpu, layout, experts, HIDDEN, width),
             gate_layout: layout,
             down_layout: layout,
-            width: WIDTH,
+            width,
             hidden: HIDDEN,
         }
     }
@@ -136,7 +136,8 @@ impl Noise {
             feed_forward: FeedForward::Experts(Box::new(Experts {
                 router: self.bf16(gpu, EXPERTS, HIDDEN),
                 bias: Some(gpu.upload(&vec![0f32; EXPERTS]).unwrap()),
-                routed: self.mlps(gpu, Layout::Nvfp4, EXPERTS + 1),
+                numbers: 0..EXPERTS,
+                routed: self.mlps(gpu, Layout::Nvfp4, EXPERTS + 1, WIDTH),
                 shared_joined: true,
                 shared: None,
             })),
@@ -177,11 +178,10 @@ pub fn model(
     let mut model = CudaModel::assemble(
         gpu.clone(),
         kernels,
-        config,
+        Shard::new(&config, Rank::ALONE, ExpertSharing::Widths),
         (semantics, scales),
         weights,
         (4_096, 64),
-        Rank::ALONE,
         Ranks::Alone,
     )
     .unwrap();

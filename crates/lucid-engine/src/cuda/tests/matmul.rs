@@ -1,7 +1,7 @@
 use lucid_checkpoint::{Bytes, Matrix, Packed, ScaleType, Scales, e4m3_to_f32, nvfp4};
 
 use super::random::{self, Random, decoded, dot};
-use super::{bf16, gpu, gpu_with_terms, poisoned, read, same_bits, split_vectors};
+use super::{bf16, gpu, gpu_with_terms, poisoned, read, same_bits, some_of, split_vectors};
 use crate::cuda::kernels::Order;
 use crate::cuda::matmul::{Product, multiply, multiply_plain};
 use crate::cuda::packing::{Packing, Room};
@@ -24,6 +24,8 @@ const LAYOUTS: [Layout; 12] = [
     Layout::Q5K,
     Layout::Q6K,
 ];
+
+const COUNTS: [usize; 10] = [1, 2, 3, 8, 9, 17, 29, 37, 70, 133];
 
 #[test]
 fn products_match_f64_and_never_depend_on_the_batch() {
@@ -51,7 +53,7 @@ fn products_match_f64(terms: usize) {
         (3, 17),
     ];
     for layout in LAYOUTS {
-        for (rows, cols) in shapes {
+        for (rows, cols) in some_of(shapes, |&(rows, _)| rows > 30) {
             let group = match layout {
                 Layout::Nvfp4 => 16,
                 Layout::Int4 | Layout::Q8_0 | Layout::Q5_0 => 32,
@@ -69,7 +71,7 @@ fn products_match_f64(terms: usize) {
             let mut fewer = Vec::new();
             let room = Room { tokens: 133, columns: cols, visits: 0, visit_columns: 0, slots: 0 };
             let packing = Packing::new(&gpu, &kernels, room).unwrap();
-            for count in [1, 2, 3, 8, 9, 17, 29, 37, 70, 133] {
+            for count in some_of(COUNTS, |count| [1, 8, 17, 70].contains(count)) {
                 let y = poisoned(&gpu, count * rows);
                 let product = Product::new(&weight, x.address()).into(y.address());
                 multiply(&gpu, &kernels, product.packed_in(&packing), None, count).unwrap();

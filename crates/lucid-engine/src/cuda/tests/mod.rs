@@ -4,6 +4,7 @@
 mod attention;
 mod bench;
 mod expanded;
+mod expert_ranks;
 mod experts;
 mod full_width;
 mod indexer;
@@ -44,6 +45,12 @@ fn gpu_with_terms(terms: usize) -> Option<(Gpu, Kernels)> {
             None
         }
     }
+}
+
+/// Of many cases, some, if `LUCID_FEW_CASES` is set: under `compute-sanitizer` kernels take a hundred times as long.
+fn some_of<T>(all: impl IntoIterator<Item = T>, keep: impl Fn(&T) -> bool) -> Vec<T> {
+    let few = std::env::var_os("LUCID_FEW_CASES").is_some();
+    all.into_iter().filter(|case| !few || keep(case)).collect()
 }
 
 /// `count` vectors of `width` values on the GPU, in split form.

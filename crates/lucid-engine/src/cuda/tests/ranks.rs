@@ -14,6 +14,7 @@ use crate::backend::{Backend, Device, Load, LoadFormat};
 use crate::cpu::Span;
 use crate::cuda::driver::Gpu;
 use crate::kv_cache::PagePool;
+use crate::parallel::ExpertSharing;
 
 /// A folder without any tensor.
 fn empty_checkpoint(layers: usize, quantization: &str) -> (tempfile::TempDir, Checkpoint) {
@@ -40,18 +41,19 @@ const F8: &str = r#"{"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": 
 #[test]
 #[ignore = "a benchmark, for two GPUs with 80 GB or more"]
 fn layers_on_one_and_two_gpus() {
-    [1, 2].into_iter().for_each(|ranks| layers(NVFP4, 6, ranks));
+    let (widths, whole) = (ExpertSharing::Widths, ExpertSharing::Whole);
+    [(1, widths), (2, widths), (2, whole)].into_iter().for_each(|(ranks, by)| layers(NVFP4, 6, ranks, by));
 }
 
 /// Native Kimi-K2.5's layers (experts in INT4, all else in bf16) and those of Kimi-K2 as first published (FP8 blocks).
 #[test]
 #[ignore = "a benchmark, for a GPU with 120 GB or more"]
 fn layers_in_other_forms() {
-    layers(INT4, 6, 1);
-    layers(F8, 4, 1);
+    layers(INT4, 6, 1, ExpertSharing::Widths);
+    layers(F8, 4, 1, ExpertSharing::Widths);
 }
 
-fn layers(quantization: &str, layers: usize, ranks: usize) {
+fn layers(quantization: &str, layers: usize, ranks: usize, experts: ExpertSharing) {
     let (_folder, checkpoint) = empty_checkpoint(layers, quantization);
     let semantics = SemanticsOptions::default();
     let vocab = checkpoint.config().vocab_size;
@@ -64,6 +66,7 @@ fn layers(quantization: &str, layers: usize, ranks: usize) {
         positions: 4_096,
         max_step_tokens: 64,
         ranks,
+        experts,
         progress: None,
     };
     let start = Instant::now();
@@ -74,7 +77,7 @@ fn layers(quantization: &str, layers: usize, ranks: usize) {
     let mut pool = PagePool::new(64 * CONTEXT);
     model.set_cache(pool.total()).unwrap();
     println!(
-        "{ranks} GPUs, {quantization}, {layers} layers: loaded in {:.1} s",
+        "{ranks} GPUs, experts by {experts:?}, {quantization}, {layers} layers: loaded in {:.1} s",
         start.elapsed().as_secs_f64()
     );
     for (i, (used, total)) in model.memory().into_iter().enumerate() {
@@ -147,6 +150,7 @@ fn sparse_layers_at_full_width() {
             positions: 131_072,
             max_step_tokens: 2_048,
             ranks: 1,
+            experts: ExpertSharing::Widths,
             progress: None,
         };
         let mut model = match Backend::load(Device::Cuda(0), &load) {

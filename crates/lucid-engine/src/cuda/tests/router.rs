@@ -1,9 +1,11 @@
+use std::ops::Range;
+
 use lucid_checkpoint::{MoE, ScoringFunc};
 
 use super::gpu;
 use super::random::Random;
-use crate::cpu::route;
-use crate::cuda::driver::Address;
+use crate::cpu::{Route, route};
+use crate::cuda::driver::{Address, Gpu};
 use crate::cuda::router::Routes;
 
 fn moe(experts: usize, per_token: usize, groups: usize, keep: usize, scoring_func: ScoringFunc) -> MoE {
@@ -40,70 +42,99 @@ fn choices_match_the_processor_and_lists_hold_every_visit_once() {
                 logits[0] = logits[experts - 1];
                 logits[count * experts - 2] = f32::NAN;
                 let bias: Vec<f32> = (0..experts).map(|_| random.number()).collect();
-                let routes = Routes::new(&gpu, moe, shared, count).unwrap();
-                gpu.write(routes.logits.address(), &logits).unwrap();
                 let on_gpu = gpu.upload(&bias).unwrap();
                 let address = if with_bias { on_gpu.address() } else { Address::NULL };
-                routes.choose(&gpu, &kernels, address, count).unwrap();
-                let chosen = routes.read(&gpu, count).unwrap();
-                let mut expected = Vec::new();
-                for (token, chosen) in chosen.iter().enumerate() {
-                    let logits = &logits[token * experts..][..experts];
-                    route(moe, logits, with_bias.then_some(&bias), &mut expected);
-                    assert_eq!(chosen.len(), expected.len());
-                    // Under softmax a NaN makes all scores NaN; which experts it then gets is nobody's business.
-                    if moe.scoring_func == ScoringFunc::Softmax && logits.iter().any(|x| x.is_nan()) {
-                        continue;
-                    }
-                    for (ours, theirs) in chosen.iter().zip(&expected) {
-                        let close = (ours.weight - theirs.weight).abs() <= 1e-6 * theirs.weight.abs()
-                            || ours.weight.is_nan() && theirs.weight.is_nan();
-                        assert!(
-                            ours.expert == theirs.expert && close,
-                            "{experts} experts: {ours:?} {theirs:?}"
-                        );
-                    }
+                // All experts, and the parts of ranks that have some: the first, the last, one alone.
+                let middle = experts / 3..experts / 2 + 1;
+                let parts = [0..experts, 0..experts / 3 + 1, middle, experts - 1..experts];
+                for here in parts {
+                    let routes = Routes::new(&gpu, moe, here.clone(), shared, count).unwrap();
+                    gpu.write(routes.logits.address(), &logits).unwrap();
+                    routes.choose(&gpu, &kernels, address, count).unwrap();
+                    let bias = with_bias.then_some(&bias[..]);
+                    let chosen = routes.read(&gpu, count).unwrap();
+                    assert_choices(moe, &logits, bias, &chosen);
+                    assert_lists(&gpu, moe, here, shared, &routes, &chosen);
                 }
-
-                let visits = routes.visits(count);
-                let read = |from, len| {
-                    let mut words = vec![0u32; len];
-                    gpu.read(&mut words, from).unwrap();
-                    words
-                };
-                let all = experts + usize::from(shared);
-                let slots = read(visits.slots, 4 * (experts + 1));
-                let active: Vec<&[u32]> = slots.chunks(4).take_while(|slot| slot[2] > 0).collect();
-                assert!(slots.chunks(4).skip(active.len()).all(|slot| slot[2] == 0), "a gap in the slots");
-                let (mut first, mut visitors) = (vec![0; all], vec![0; all]);
-                for slot in &active {
-                    (first[slot[0] as usize], visitors[slot[0] as usize]) = (slot[1], slot[2]);
-                }
-                let total = count * (moe.num_experts_per_tok + usize::from(shared));
-                let tokens = read(visits.tokens, total);
-                let places = read(routes.places.address(), count * moe.num_experts_per_tok);
-                let mut seen = vec![false; total];
-                for (i, &place) in places.iter().enumerate() {
-                    let (token, expert) = (
-                        i / moe.num_experts_per_tok,
-                        chosen[i / moe.num_experts_per_tok][i % moe.num_experts_per_tok].expert,
-                    );
-                    assert!(!std::mem::replace(&mut seen[place as usize], true), "two visits at {place}");
-                    assert_eq!(tokens[place as usize] as usize, token);
-                    assert!((first[expert]..first[expert] + visitors[expert]).contains(&place));
-                }
-                if shared {
-                    assert_eq!((first[experts] as usize, visitors[experts] as usize), (places.len(), count));
-                    assert!((0..count).all(|token| tokens[places.len() + token] as usize == token));
-                }
-                assert!(active.len() <= routes.most_active(count));
-                assert_eq!(
-                    active.len(),
-                    visitors.iter().filter(|&&count| count > 0).count(),
-                    "an expert is listed twice"
-                );
-                assert_eq!(visitors.iter().sum::<u32>() as usize, total);
             }
         }
     }
+}
+
+/// The choices are the processor's, whichever experts are here.
+fn assert_choices(moe: &MoE, logits: &[f32], bias: Option<&[f32]>, chosen: &[Vec<Route>]) {
+    let experts = moe.n_routed_experts;
+    let mut expected = Vec::new();
+    for (token, chosen) in chosen.iter().enumerate() {
+        let logits = &logits[token * experts..][..experts];
+        route(moe, logits, bias, &mut expected);
+        assert_eq!(chosen.len(), expected.len());
+        // Under softmax a NaN makes all scores NaN; which experts it then gets is nobody's business.
+        if moe.scoring_func == ScoringFunc::Softmax && logits.iter().any(|x| x.is_nan()) {
+            continue;
+        }
+        for (ours, theirs) in chosen.iter().zip(&expected) {
+            let close = (ours.weight - theirs.weight).abs() <= 1e-6 * theirs.weight.abs()
+                || ours.weight.is_nan() && theirs.weight.is_nan();
+            assert!(ours.expert == theirs.expert && close, "{experts} experts: {ours:?} {theirs:?}");
+        }
+    }
+}
+
+/// Every visit to an expert that is here stands in its list, once, in the order of the tokens; the others have no place.
+fn assert_lists(
+    gpu: &Gpu,
+    moe: &MoE,
+    here: Range<usize>,
+    shared: bool,
+    routes: &Routes,
+    chosen: &[Vec<Route>],
+) {
+    let (count, per_token) = (chosen.len(), moe.num_experts_per_tok);
+    let visits = routes.visits(count);
+    let read = |from, len| {
+        let mut words = vec![0u32; len];
+        gpu.read(&mut words, from).unwrap();
+        words
+    };
+    let all = here.len() + usize::from(shared);
+    let slots = read(visits.slots, 4 * (here.len() + 1));
+    let active: Vec<&[u32]> = slots.chunks(4).take_while(|slot| slot[2] > 0).collect();
+    assert!(slots.chunks(4).skip(active.len()).all(|slot| slot[2] == 0), "a gap in the slots");
+    let (mut first, mut visitors) = (vec![0; all], vec![0; all]);
+    for slot in &active {
+        (first[slot[0] as usize], visitors[slot[0] as usize]) = (slot[1], slot[2]);
+    }
+    let routed = count * per_token;
+    let tokens = read(visits.tokens, routed + if shared { count } else { 0 });
+    let places = read(routes.places.address(), routed);
+    let mut seen = vec![None; routed];
+    for (i, &place) in places.iter().enumerate() {
+        let (token, expert) = (i / per_token, chosen[i / per_token][i % per_token].expert);
+        if !here.contains(&expert) {
+            assert_eq!(place, u32::MAX, "expert {expert} is not among {here:?}");
+            continue;
+        }
+        assert_eq!(seen[place as usize].replace(expert), None, "two visits at {place}");
+        assert_eq!(tokens[place as usize] as usize, token);
+        let number = expert - here.start;
+        assert!((first[number]..first[number] + visitors[number]).contains(&place));
+    }
+    let listed = seen.iter().flatten().count();
+    assert!(seen[..listed].iter().all(Option::is_some), "a gap in the visits");
+    for (a, b) in (1..listed).map(|at| (at - 1, at)) {
+        // A token whose scores are all NaN may go to one expert several times.
+        let in_order = seen[a] < seen[b] || seen[a] == seen[b] && tokens[a] <= tokens[b];
+        assert!(in_order, "visits out of order");
+    }
+    let mut total = listed;
+    if shared {
+        assert_eq!((first[here.len()] as usize, visitors[here.len()] as usize), (routed, count));
+        assert!((0..count).all(|token| tokens[routed + token] as usize == token));
+        total += count;
+    }
+    assert!(active.len() <= routes.most_active(count));
+    let visited = visitors.iter().filter(|&&count| count > 0).count();
+    assert_eq!(active.len(), visited, "an expert is listed twice");
+    assert_eq!(visitors.iter().sum::<u32>() as usize, total);
 }
