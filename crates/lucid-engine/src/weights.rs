@@ -524,8 +524,8 @@ fn pack_exactly(values: &[f32]) -> Packed {
     }
 }
 
-/// f32 values that are bf16 numbers, as such: half the memory, and the tile unit multiplies them.
-fn narrow(matrix: Matrix) -> Matrix {
+/// f32 values that are bf16 numbers, as such: half the memory, and tile units multiply them.
+pub(crate) fn narrow(matrix: Matrix) -> Matrix {
     let Packed::F32(bytes) = &matrix.packed else { return matrix };
     let values: Vec<f32> = bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
     Matrix { packed: pack_exactly(&values), ..matrix }

@@ -22,11 +22,14 @@ macro_rules! sources {
 }
 
 /// What the parts share, in the order in which the files need each other.
-const SHARED: [Source; 12] = sources![
+const SHARED: [Source; 19] = sources![
     "numerics.cuh",
+    "blocks.cuh",
+    "layouts.cuh",
     "scan.cuh",
     "ring.cuh",
     "formats.cuh",
+    "gguf.cuh",
     "mma.cuh",
     "product.cuh",
     "visits.cuh",
@@ -35,10 +38,17 @@ const SHARED: [Source; 12] = sources![
     "wgmma.cuh",
     "hopper.cuh",
     "hopper_kernels.cuh",
+    "matmul_format.cuh",
+    "experts.cuh",
+    "experts_whole.cuh",
+    "prefill.cuh",
 ];
 
-/// The parts of the program. They are compiled side by side: one after the other takes ten times as long as the slowest.
-const PARTS: [&[Source]; 11] = [
+/// A file of the program that is compiled by itself, with what others it comes with.
+pub type Part = &'static [Source];
+
+/// The parts that every model takes. They are compiled side by side: one after the other takes ten times as long as the slowest.
+pub const PARTS: [Part; 11] = [
     &sources!["prefill.cu"],
     &sources!["experts.cu"],
     &sources!["experts_whole.cu"],
@@ -60,6 +70,22 @@ const PARTS: [&[Source]; 11] = [
         "pack.cu",
         "ranks.cu"
     ],
+];
+
+/// The part for weights in a block type of GGUF, by its name in the kernels.
+#[must_use]
+pub fn part_of_blocks(name: &str) -> Option<Part> {
+    BLOCK_PARTS
+        .into_iter()
+        .find(|part| part.iter().any(|(file, _)| file.strip_prefix("gguf_") == Some(&format!("{name}.cu"))))
+}
+
+const BLOCK_PARTS: [Part; 5] = [
+    &sources!["gguf_q8_0.cu"],
+    &sources!["gguf_q5_0.cu"],
+    &sources!["gguf_q4_k.cu"],
+    &sources!["gguf_q5_k.cu"],
+    &sources!["gguf_q6_k.cu"],
 ];
 
 /// What to do when the compiler is missing.
@@ -99,17 +125,17 @@ impl Drop for Module {
 }
 
 impl Module {
-    /// Loads all kernels, from the cache or from source.
+    /// Loads the kernels of these parts, from the cache or from source.
     ///
     /// # Errors
     /// When there is no cached program and no compiler, or the program can't be compiled or loaded.
-    pub fn load(gpu: &Gpu, sizes: Sizes) -> Result<Module, Error> {
+    pub fn load(gpu: &Gpu, sizes: Sizes, parts: &[Part]) -> Result<Module, Error> {
         gpu.make_current()?;
         let options = options(gpu.capability(), sizes);
         let folder = cache_folder();
         let mut module = Module { parts: Vec::new(), gpu: gpu.clone() };
         let mut missing = Vec::new();
-        for part in PARTS {
+        for &part in parts {
             let source = source(part);
             let path = folder.as_ref().map(|folder| folder.join(file_name(gpu, part, &source, &options)));
             let kept = path.as_deref().and_then(|path| std::fs::read(path).ok());
@@ -317,7 +343,7 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda/kernels");
         for entry in std::fs::read_dir(folder).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();
-            let mut known = SHARED.iter().chain(PARTS.into_iter().flatten());
+            let mut known = SHARED.iter().chain(PARTS.into_iter().chain(BLOCK_PARTS).flatten());
             assert!(known.any(|(known, _)| *known == name), "{name} is compiled by nobody");
         }
     }
@@ -337,7 +363,7 @@ mod tests {
                 let sizes = Sizes { latent: 512, rope: 64, terms };
                 let options = options(capability, sizes);
                 std::thread::scope(|scope| {
-                    for part in PARTS {
+                    for part in PARTS.into_iter().chain(BLOCK_PARTS) {
                         let options = &options;
                         scope.spawn(move || {
                             let code = compile(&source(part), options).unwrap();

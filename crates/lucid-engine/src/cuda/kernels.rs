@@ -1,10 +1,13 @@
 //! The kernels by name, and the structures that they take: mirrors of those in `kernels/*.cu`.
 
+use std::sync::{Mutex, OnceLock};
+
 use cudarc::driver::sys::CUfunction;
 
-use super::compile::{Module, Sizes};
+use super::compile::{Module, PARTS, Part, Sizes, part_of_blocks};
 use super::driver::{Address, Gpu};
-use super::weights::Layout;
+use super::form_kernels::{Features, FormKernels, Widths, widths_of_blocks};
+use super::layout::Layout;
 use crate::Error;
 
 macro_rules! kernels {
@@ -12,8 +15,13 @@ macro_rules! kernels {
         /// Every kernel of the program.
         pub struct Kernels {
             $(#[allow(missing_docs, dead_code)] pub $name: CUfunction,)+
-            /// The experts' kernels for each form of weights.
-            experts: [ExpertKernels; 4],
+            /// Those for each form of weights of safetensors' checkpoints.
+            forms: [FormKernels; 4],
+            /// And of GGUF's: only those that a model has are loaded.
+            blocks: [OnceLock<FormKernels>; 5],
+            /// Keeps their programs loaded.
+            block_modules: Mutex<Vec<Module>>,
+            sizes: Sizes,
             /// bf16 terms of an activation (see `numerics.cuh`).
             pub terms: usize,
             /// Whether the GPU's blocks have the shared memory that the largest kernels take: Hopper's and Blackwell's
@@ -21,8 +29,6 @@ macro_rules! kernels {
             pub roomy: bool,
             /// Whether the kernels for prompts can be used: bf16 activations, large blocks and the copy engine.
             pub prefill: bool,
-            /// Blocks that run at once of the kernels with a step's experts in one, where they can be used: as those for prompts.
-            pub whole_blocks: usize,
             /// Multiprocessors, where the warpgroup kernels for prompts can be used: Hopper. They come instead of the others.
             pub hopper: Option<usize>,
             /// All of the GPU's.
@@ -38,31 +44,32 @@ macro_rules! kernels {
             /// # Errors
             /// As [`Module::load`].
             pub fn load(gpu: &Gpu, sizes: Sizes) -> Result<Kernels, Error> {
-                let module = Module::load(gpu, sizes)?;
+                let module = Module::load(gpu, sizes, &PARTS)?;
                 let roomy = gpu.shared_bytes_of_a_block()? >= ATTENTION_SHARED;
                 let prefill = roomy && gpu.capability() >= 90 && sizes.terms == 1;
                 let multiprocessors = gpu.multiprocessors()?;
                 let hopper = (prefill && gpu.capability() == 90).then_some(multiprocessors);
-                let mut kernels = Kernels {
+                let features = Features { roomy, prefill, hopper: hopper.is_some() };
+                let form = |name, widths| FormKernels::load(gpu, &module, features, name, widths);
+                let kernels = Kernels {
                     $($name: module.kernel(stringify!($name))?,)+
-                    experts: [
-                        ExpertKernels::load(&module, "nvfp4", &[32, 64, 128, 192])?,
-                        ExpertKernels::load(&module, "int4", &[32, 64, 96])?,
-                        ExpertKernels::load(&module, "f8", &[32, 64, 96])?,
-                        ExpertKernels::load(&module, "bf16", &[64, 128])?,
+                    forms: [
+                        form("nvfp4", Widths { products: 128, experts: &[32, 64, 128, 192] })?,
+                        form("int4", Widths { products: 96, experts: &[32, 64, 96] })?,
+                        form("f8", Widths { products: 96, experts: &[32, 64, 96] })?,
+                        form("bf16", Widths { products: 128, experts: &[64, 128] })?,
                     ],
+                    blocks: Default::default(),
+                    block_modules: Mutex::default(),
+                    sizes,
                     terms: sizes.terms,
                     roomy,
                     prefill,
                     hopper,
                     multiprocessors,
-                    whole_blocks: 0,
                     module,
                 };
                 kernels.allow_shared(gpu)?;
-                if prefill {
-                    kernels.whole_blocks = kernels.count_whole_blocks(gpu)?;
-                }
                 Ok(kernels)
             }
         }
@@ -74,32 +81,32 @@ kernels!(
     embed,
     tile_nvfp4,
     tile_bf16,
+    tile_f32,
     tile_int4,
     tile_f8,
+    tile_q8_0,
+    tile_q5_0,
+    tile_q4_k,
+    tile_q5_k,
+    tile_q6_k,
+    tile_q4_0,
+    tile_iq4_nl,
+    tile_q3_k,
+    tile_nvfp4_blocks,
     rms_norm,
     split,
     matmul_plain,
     matmul_8,
+    matmul_f32_8,
+    matmul_f32_32,
     matmul_few,
     matmul_even,
     matmul_24,
     matmul_32,
     matmul_64,
-    matmul_prefill_bf16,
-    matmul_prefill_nvfp4,
-    matmul_int4_8,
-    matmul_int4_32,
-    matmul_prefill_int4,
-    matmul_f8_8,
-    matmul_f8_32,
-    matmul_prefill_f8,
     list_groups,
     pack_vectors,
     pack_visitors,
-    matmul_hopper_bf16_128,
-    matmul_hopper_nvfp4_128,
-    matmul_hopper_int4_96,
-    matmul_hopper_f8_96,
     expand_inputs_bf16,
     expand_inputs_f8,
     expand_bf16,
@@ -147,74 +154,6 @@ kernels!(
 // SAFETY: handles of the driver, usable from any thread.
 unsafe impl Send for Kernels {}
 
-/// A kernel for gate and up, and the one for down.
-#[derive(Clone, Copy)]
-pub struct GateUpAndDown {
-    /// `activated = silu(gate · x) ⊙ (up · x)`
-    pub gate_up: CUfunction,
-    /// `down · activated`
-    pub down: CUfunction,
-}
-
-/// A kernel for gate, up and down, and what its blocks take.
-#[derive(Clone, Copy)]
-pub struct WholeKernel {
-    /// The kernel.
-    pub kernel: CUfunction,
-    /// Threads of a block.
-    pub threads: usize,
-    /// Shared memory of a block, in bytes: rings of weights on their way.
-    pub shared: usize,
-}
-
-/// The experts' kernels for weights of one form; which is for what, says `experts::Pass`.
-pub struct ExpertKernels {
-    /// Passes of 8 columns.
-    pub narrow: GateUpAndDown,
-    /// Of up to 24.
-    pub many: GateUpAndDown,
-    /// Gate, up and down in one kernel; bf16 weights have none, their tiles are too large.
-    pub whole: Option<WholeKernel>,
-    /// For prompts.
-    pub prefill: GateUpAndDown,
-    /// For prompts on Hopper, by the most visitors of a tile.
-    pub hopper: Vec<(usize, GateUpAndDown)>,
-}
-
-impl ExpertKernels {
-    fn load(module: &Module, form: &str, hopper: &[usize]) -> Result<ExpertKernels, Error> {
-        let pair = |variant: &str| {
-            Ok::<GateUpAndDown, Error>(GateUpAndDown {
-                gate_up: module.kernel(&format!("experts_gate_up_{form}_{variant}"))?,
-                down: module.kernel(&format!("experts_down_{form}_{variant}"))?,
-            })
-        };
-        // As `WholeShape` of `experts_whole.cu` says: warps of a block, and bytes of a warp's ring.
-        let whole = |name: &str, warps: usize, ring: usize| {
-            Ok::<WholeKernel, Error>(WholeKernel {
-                kernel: module.kernel(name)?,
-                threads: 32 * warps,
-                shared: warps * ring,
-            })
-        };
-        Ok(ExpertKernels {
-            narrow: pair("8")?,
-            many: pair("24")?,
-            whole: match form {
-                "nvfp4" => Some(whole("experts_whole_nvfp4", 24, 2 * 4 * 1_152)?),
-                "int4" => Some(whole("experts_whole_int4", 20, 2 * 4 * 1_152)?),
-                "f8" => Some(whole("experts_whole_f8", 16, 3 * 2 * 2_064)?),
-                _ => None,
-            },
-            prefill: pair("prefill")?,
-            hopper: hopper
-                .iter()
-                .map(|&width| Ok((width, pair(&format!("hopper_{width}"))?)))
-                .collect::<Result<_, Error>>()?,
-        })
-    }
-}
-
 /// Shared memory of a block of the products, in bytes: rings of weights on their way.
 pub const MATMUL_SHARED: usize = 64 << 10;
 /// The same for the kernels with one row tile a block: few of them, and some for each multiprocessor.
@@ -233,32 +172,77 @@ pub const DOWN_SHARED: usize = 54 << 10;
 pub const PREFILL_SHARED: usize = 192 << 10;
 /// The same for prompts on Hopper: one block a multiprocessor.
 pub const HOPPER_SHARED: usize = 226 << 10;
-/// Groups of up to eight visits that it can list, `WHOLE_GROUPS` of `experts_whole.cu`.
+/// Groups of up to eight visits that it can list, `WHOLE_GROUPS` of `experts_whole.cuh`.
 pub const WHOLE_GROUPS: usize = 560;
-/// Vectors of a block for prompts, `PREFILL_VECTORS` of `prefill.cu`.
+/// Vectors of a block for prompts, `PREFILL_VECTORS` of `prefill.cuh`.
 pub const PREFILL_VECTORS: usize = 64;
 /// The same for attention on tensor cores: two pages, queries, scores.
 pub const ATTENTION_SHARED: usize = 226 << 10;
 
 impl Kernels {
-    /// The experts' kernels for weights of a layout that [`Layout::is_for_experts`].
+    /// The kernels for weights of a layout that [`Layout::is_fast`].
     #[must_use]
-    pub fn experts(&self, layout: Layout) -> &ExpertKernels {
+    pub fn form(&self, layout: Layout) -> &FormKernels {
         match layout {
-            Layout::Nvfp4 => &self.experts[0],
-            Layout::Int4 => &self.experts[1],
-            Layout::F8Blocks => &self.experts[2],
-            _ => &self.experts[3],
+            Layout::Nvfp4 => &self.forms[0],
+            Layout::Int4 => &self.forms[1],
+            Layout::F8Blocks => &self.forms[2],
+            Layout::Bf16 => &self.forms[3],
+            _ => match self.blocks(layout).and_then(|(_, kernels)| kernels.get()) {
+                Some(kernels) => kernels,
+                None => unreachable!("weights in {layout:?} are on the GPU, so their kernels were loaded"),
+            },
         }
     }
 
-    /// How many blocks of any of the kernels with all of a step's experts run at once: they wait for each other.
-    fn count_whole_blocks(&self, gpu: &Gpu) -> Result<usize, Error> {
-        let mut least = usize::MAX;
-        for whole in self.experts.iter().filter_map(|experts| experts.whole) {
-            least = least.min(gpu.blocks_at_once(whole.kernel, whole.threads, whole.shared)?);
+    /// Where the kernels of a block type are, and its name.
+    fn blocks(&self, layout: Layout) -> Option<(&'static str, &OnceLock<FormKernels>)> {
+        let place = match layout {
+            Layout::Q8_0 => 0,
+            Layout::Q5_0 => 1,
+            Layout::Q4K => 2,
+            Layout::Q5K => 3,
+            Layout::Q6K => 4,
+            _ => return None,
+        };
+        Some((layout.block_kernels()?, &self.blocks[place]))
+    }
+
+    /// The programs' variables of that name.
+    #[cfg(test)]
+    pub fn variables(&self, name: &str) -> Vec<(Address, usize)> {
+        let more = self.block_modules.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        std::iter::once(&self.module).chain(more.iter()).flat_map(|module| module.variables(name)).collect()
+    }
+
+    /// Loads the kernels for weights in these layouts, where they aren't loaded yet.
+    ///
+    /// # Errors
+    /// As [`Module::load`].
+    pub fn prepare(&self, gpu: &Gpu, layouts: impl IntoIterator<Item = Layout>) -> Result<(), Error> {
+        // Who else wants them waits.
+        let mut modules = self.block_modules.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut missing: Vec<(&'static str, &OnceLock<FormKernels>)> = Vec::new();
+        for layout in layouts {
+            if let Some(blocks) = self.blocks(layout)
+                && blocks.1.get().is_none()
+                && missing.iter().all(|(name, _)| *name != blocks.0)
+            {
+                missing.push(blocks);
+            }
         }
-        Ok(if least == usize::MAX { 0 } else { least })
+        let parts: Vec<Part> = missing.iter().filter_map(|(name, _)| part_of_blocks(name)).collect();
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let module = Module::load(gpu, self.sizes, &parts)?;
+        let has = Features { roomy: self.roomy, prefill: self.prefill, hopper: self.hopper.is_some() };
+        for (name, place) in missing {
+            let kernels = FormKernels::load(gpu, &module, has, name, widths_of_blocks(name))?;
+            let _ = place.set(kernels);
+        }
+        modules.push(module);
+        Ok(())
     }
 
     /// More than 48 KB of shared memory must be asked for, kernel by kernel.
@@ -266,46 +250,13 @@ impl Kernels {
         for kernel in [self.matmul_8, self.matmul_24, self.matmul_32, self.matmul_64] {
             gpu.allow_shared(kernel, MATMUL_SHARED)?;
         }
-        for kernel in [self.matmul_int4_8, self.matmul_int4_32, self.matmul_f8_8, self.matmul_f8_32] {
+        for kernel in [self.matmul_f32_8, self.matmul_f32_32] {
             gpu.allow_shared(kernel, MATMUL_FORMAT_SHARED)?;
         }
-        for experts in &self.experts {
-            for pair in [experts.narrow, experts.many] {
-                gpu.allow_shared(pair.gate_up, GATE_UP_SHARED)?;
-                // bf16 takes as much as gate and up.
-                gpu.allow_shared(pair.down, GATE_UP_SHARED)?;
-            }
-        }
         if self.roomy {
-            for experts in &self.experts {
-                if let Some(whole) = experts.whole {
-                    gpu.allow_shared(whole.kernel, whole.shared)?;
-                }
-                gpu.allow_shared(experts.prefill.gate_up, PREFILL_SHARED)?;
-                gpu.allow_shared(experts.prefill.down, PREFILL_SHARED)?;
-            }
             gpu.allow_shared(self.matmul_few, MATMUL_FEW_SHARED)?;
             gpu.allow_shared(self.matmul_even, MATMUL_EVEN_SHARED)?;
-            let products = [
-                self.matmul_prefill_bf16,
-                self.matmul_prefill_nvfp4,
-                self.matmul_prefill_int4,
-                self.matmul_prefill_f8,
-            ];
-            for kernel in products {
-                gpu.allow_shared(kernel, PREFILL_SHARED)?;
-            }
-            let products = [
-                self.matmul_hopper_bf16_128,
-                self.matmul_hopper_nvfp4_128,
-                self.matmul_hopper_int4_96,
-                self.matmul_hopper_f8_96,
-                self.expand_bf16,
-                self.expand_f8,
-                self.attend_expanded,
-            ];
-            let experts = self.experts.iter().flat_map(|experts| &experts.hopper);
-            for kernel in experts.flat_map(|(_, pair)| [pair.gate_up, pair.down]).chain(products) {
+            for kernel in [self.expand_bf16, self.expand_f8, self.attend_expanded] {
                 gpu.allow_shared(kernel, HOPPER_SHARED)?;
             }
             let attention = [
@@ -338,7 +289,7 @@ pub enum Order {
     Nvfp4 = 1,
 }
 
-/// `Product` of `matmul.cu`.
+/// `Product` of `product.cuh`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[allow(missing_docs)] // As there.
@@ -365,7 +316,7 @@ pub struct ProductArgs {
     pub slices: u32,
 }
 
-/// `ExpertWeight` of `experts.cu`.
+/// `ExpertWeight` of `visits.cuh`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[allow(missing_docs)] // As there.
@@ -377,7 +328,7 @@ pub struct ExpertWeightArgs {
     pub scale_stride: u64,
 }
 
-/// `ExpertsJob` of `experts_whole.cu`.
+/// `ExpertsJob` of `experts_whole.cuh`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[allow(missing_docs)] // As there.
@@ -398,7 +349,7 @@ pub struct ExpertsJobArgs {
     pub down_slices: u32,
 }
 
-/// `Visits` of `experts.cu`.
+/// `Visits` of `visits.cuh`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[allow(missing_docs)] // As there.

@@ -2,6 +2,7 @@
 
 use super::driver::{Address, Buffer, Gpu, launch};
 use super::kernels::{Kernels, VisitsArgs};
+use super::layout::Layout;
 use crate::Error;
 
 /// Vectors of a block in packed form.
@@ -96,7 +97,8 @@ impl Packing {
             visits, slots, width, narrow, groups, narrow_groups)
     }
 
-    /// Packs the vectors of `groups` of up to `width`, `most_groups` at the most, of `columns` columns: rows `tokens[v]` of `x`, or rows v.
+    /// Packs the vectors of `groups` of up to `width`, `most_groups` at the most, of `columns` columns, for weights in `layout`: rows
+    /// `tokens[v]` of `x`, or rows v.
     ///
     /// # Errors
     /// When the GPU fails.
@@ -110,16 +112,20 @@ impl Packing {
         tokens: Address,
         x: Address,
         columns: usize,
+        layout: Layout,
     ) -> Result<(), Error> {
-        let (columns, vectors) = (columns as u32, self.vectors());
-        launch!(gpu, kernels.pack_visitors, (most_groups, width / BLOCK, 1), 256, 0; groups, tokens, x, columns, vectors)
+        let (columns, vectors, sixteens) =
+            (columns as u32, self.vectors(), i32::from(layout.scales_sixteens()));
+        launch!(gpu, kernels.pack_visitors, (most_groups, width / BLOCK, 1), 256, 0;
+            groups, tokens, x, columns, sixteens, vectors)
     }
 }
 
-/// Packs `count` vectors of `columns` columns in groups of `width`, to `packed`.
+/// Packs `count` vectors of `columns` columns in groups of `width`, to `packed`, for weights with scales for `sixteens` or not.
 ///
 /// # Errors
 /// When the GPU fails.
+#[allow(clippy::too_many_arguments)] // The kernel's.
 pub fn pack(
     gpu: &Gpu,
     kernels: &Kernels,
@@ -127,9 +133,10 @@ pub fn pack(
     count: usize,
     width: usize,
     columns: usize,
+    sixteens: bool,
     packed: Address,
 ) -> Result<(), Error> {
     let blocks = count.div_ceil(BLOCK);
-    let (count, width, columns) = (count as u32, width as u32, columns as u32);
-    launch!(gpu, kernels.pack_vectors, (blocks, 1, 1), 256, 0; x, count, width, columns, packed)
+    let (count, width, columns, sixteens) = (count as u32, width as u32, columns as u32, i32::from(sixteens));
+    launch!(gpu, kernels.pack_vectors, (blocks, 1, 1), 256, 0; x, count, width, columns, sixteens, packed)
 }

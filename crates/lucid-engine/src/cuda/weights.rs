@@ -1,14 +1,14 @@
 //! The weights in the GPU's memory, with the bits that the checkpoint stores; copied once, at load.
 
-use std::borrow::Cow;
 use std::ops::Range;
 
+use lucid_checkpoint::Matrix;
 use lucid_checkpoint::gguf::BlockType;
-use lucid_checkpoint::{Matrix, Packed, ScaleType, Scales};
 
 use super::driver::{Address, Buffer, Gpu, launch};
 use super::indexer::IndexerWeights;
 use super::kernels::{ExpertWeightArgs, Kernels, Order};
+use super::layout::{Layout, Stored, check_layout, stored};
 use crate::Error;
 use crate::parallel::Shard;
 use crate::weights::{self, FeedForward as HostFeedForward, Mlp as HostMlp, Query as HostQuery};
@@ -29,194 +29,24 @@ pub struct DeviceMatrix {
     pub cols: usize,
 }
 
-/// How a matrix is stored; numbered as in `numerics.cuh`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(i32)]
-#[allow(missing_docs)] // The checkpoint's layouts.
-pub enum Layout {
-    F32 = 0,
-    F16 = 1,
-    Bf16 = 2,
-    F8E4m3 = 3,
-    Nvfp4 = 4,
-    Int4 = 7,
-    F8Blocks = 9,
-    Q8_0 = 11,
-    Q5_0 = 12,
-    Q4K = 13,
-    Q5K = 14,
-    Q6K = 15,
-}
-
-impl Layout {
-    /// Whether the tensor-core kernels take this layout with so many columns; else the plain ones do.
-    #[must_use]
-    pub fn is_fast(self, cols: usize) -> bool {
-        match self {
-            Layout::Bf16 => cols.is_multiple_of(32),
-            Layout::Nvfp4 | Layout::Int4 | Layout::F8Blocks => cols.is_multiple_of(128),
-            _ => false,
-        }
-    }
-
-    /// Whether the tensor-core kernels of experts do: all take tiles of 128 columns.
-    #[must_use]
-    pub fn is_for_experts(self, cols: usize) -> bool {
-        self.is_fast(cols) && cols.is_multiple_of(128)
-    }
-
-    /// The kernels' number for a matrix with so many columns: what the tensor-core kernels take is tiled.
-    #[must_use]
-    pub fn number(self, cols: usize) -> i32 {
-        match self {
-            Layout::Nvfp4 if self.is_fast(cols) => 5,
-            Layout::Bf16 if self.is_fast(cols) => 6,
-            Layout::Int4 if self.is_fast(cols) => 8,
-            Layout::F8Blocks if self.is_fast(cols) => 10,
-            _ => self as i32,
-        }
-    }
-
-    /// The order in which products with such a matrix take their vectors.
-    #[must_use]
-    pub fn order(self, cols: usize) -> Order {
-        if self == Layout::Nvfp4 && self.is_fast(cols) { Order::Nvfp4 } else { Order::Natural }
-    }
-
-    /// Bytes of a matrix in the tiles that the tensor-core kernels take (see `numerics.cuh`).
-    #[must_use]
-    pub fn tiled_bytes(self, rows: usize, cols: usize) -> usize {
-        let tiles = match self {
-            Layout::Nvfp4 | Layout::Int4 => cols / 128 * 1_152,
-            Layout::F8Blocks => cols / 128 * 2_064,
-            _ => cols / 32 * 1_024,
-        };
-        rows.div_ceil(16) * tiles
-    }
-
-    /// How many of a block's `warps` share a row: a power of two, by shape alone, so that the order of sums is too.
-    #[must_use]
-    pub fn slices(self, cols: usize, warps: usize) -> usize {
-        let (step, steps_per_warp) = match self {
-            Layout::Nvfp4 | Layout::Int4 => (128, 14),
-            Layout::F8Blocks => (128, 7),
-            // So few are in the rings before vectors come.
-            _ if cols <= 512 => (32, 4),
-            _ => (32, 8),
-        };
-        let wanted = (cols / step / steps_per_warp).clamp(1, warps);
-        1 << wanted.ilog2()
-    }
-}
-
-/// The stored bytes of a matrix, scales as the kernels take them.
-struct Stored<'a> {
-    layout: Layout,
-    values: &'a [u8],
-    scales: Cow<'a, [u8]>,
-    global_scale: f32,
-}
-
-fn stored(matrix: &Matrix) -> Stored<'_> {
-    let plain = |layout, values| Stored { layout, values, scales: Cow::default(), global_scale: 1.0 };
-    match &matrix.packed {
-        Packed::F32(values) => plain(Layout::F32, values),
-        Packed::F16(values) => plain(Layout::F16, values),
-        Packed::Bf16(values) => plain(Layout::Bf16, values),
-        Packed::F8E4m3(values) => plain(Layout::F8E4m3, values),
-        Packed::Nvfp4 { codes, scales, global_scale, .. } => Stored {
-            layout: Layout::Nvfp4,
-            values: codes,
-            scales: Cow::Borrowed(scales),
-            global_scale: *global_scale,
-        },
-        Packed::Int4 { codes, scales, .. } => {
-            Stored { scales: Cow::Borrowed(&scales.bytes), ..plain(Layout::Int4, codes) }
-        }
-        Packed::F8Blocks { codes, scales, .. } => {
-            Stored { scales: f32_scales(scales, matrix), ..plain(Layout::F8Blocks, codes) }
-        }
-        Packed::Gguf { block, bytes, scale } => match gguf_layout(*block) {
-            Some(layout) => Stored { global_scale: *scale, ..plain(layout, bytes) },
-            None => unreachable!("{block:?} was refused by check_layout"),
-        },
-    }
-}
-
-/// The block types of GGUF that the plain kernels read.
-fn gguf_layout(block: BlockType) -> Option<Layout> {
-    Some(match block {
-        BlockType::Q8_0 => Layout::Q8_0,
-        BlockType::Q5_0 => Layout::Q5_0,
-        BlockType::Q4_K => Layout::Q4K,
-        BlockType::Q5_K => Layout::Q5K,
-        BlockType::Q6_K => Layout::Q6K,
-        _ => return None,
-    })
-}
-
-/// Scales of blocks in f32, which holds every type of them exactly.
-fn f32_scales<'a>(scales: &'a Scales, matrix: &Matrix) -> Cow<'a, [u8]> {
-    if scales.kind == ScaleType::F32 {
-        return Cow::Borrowed(&scales.bytes);
-    }
-    let count = matrix.rows.div_ceil(F8_BLOCK) * matrix.cols.div_ceil(F8_BLOCK);
-    Cow::Owned((0..count).flat_map(|i| scales.get(i).to_le_bytes()).collect())
-}
-
-/// Rows and columns of FP8's blocks, and INT4's groups: what the kernels are made for.
-const F8_BLOCK: usize = 128;
-const INT4_GROUP: usize = 32;
-
-/// Whether the kernels can read a matrix as it is stored; else why not.
-///
-/// # Errors
-/// When they can't.
-pub fn check_layout(matrix: &Matrix) -> Result<(), Error> {
-    let problem = match &matrix.packed {
-        Packed::F32(_) | Packed::F16(_) | Packed::Bf16(_) | Packed::F8E4m3(_) | Packed::Nvfp4 { .. } => {
-            return Ok(());
-        }
-        Packed::Int4 { scales, group_size, .. } => {
-            if scales.kind == ScaleType::Bf16 && *group_size == INT4_GROUP {
-                return Ok(());
-            }
-            format!("INT4 with scales in {:?} for {group_size} columns", scales.kind)
-        }
-        Packed::F8Blocks { block, .. } => {
-            if *block == [F8_BLOCK; 2] {
-                return Ok(());
-            }
-            format!("E4M3 in blocks of {} by {}", block[0], block[1])
-        }
-        Packed::Gguf { block, .. } => {
-            if gguf_layout(*block).is_some() {
-                return Ok(());
-            }
-            block.as_str().to_owned()
-        }
-    };
-    Err(Error::Unsupported {
-        what: format!("tensor {}, stored as {problem}, on a GPU,", matrix.name),
-        hint: "run it on the CPU, or use a checkpoint in NVFP4, BF16, INT4 with BF16 scales for 32 columns, E4M3 in blocks of 128 by \
-               128, or Q8_0, Q5_0, Q4_K, Q5_K or Q6_K",
-    })
-}
-
 impl DeviceMatrix {
     /// Copies a matrix to the GPU.
     ///
     /// # Errors
     /// When it doesn't fit.
     pub fn upload(gpu: &Gpu, kernels: &Kernels, matrix: &Matrix) -> Result<DeviceMatrix, Error> {
+        // GGUF stores routers in f32, many of them with values that bf16 holds.
+        let matrix = &weights::narrow(matrix.clone());
         let stored = stored(matrix);
         let (layout, rows, cols) = (stored.layout, matrix.rows, matrix.cols);
+        kernels.prepare(gpu, [layout])?;
         let mut values = gpu.upload(stored.values)?;
         let mut scales = if stored.scales.is_empty() { None } else { Some(gpu.upload(&stored.scales)?) };
         if layout.is_fast(cols) {
             let tiles = gpu.allocate(layout.tiled_bytes(rows, cols))?;
             let given = scales.take();
-            tile(gpu, kernels, layout, &values, given.as_ref(), (rows, cols), tiles.address())?;
+            let form = (layout, stored.repacked);
+            tile(gpu, kernels, form, &values, given.as_ref(), (rows, cols), tiles.address())?;
             gpu.synchronize()?;
             values = tiles;
         }
@@ -249,7 +79,7 @@ pub struct ExpertMatrices {
 fn tile(
     gpu: &Gpu,
     kernels: &Kernels,
-    layout: Layout,
+    (layout, repacked): (Layout, Option<BlockType>),
     values: &Buffer,
     scales: Option<&Buffer>,
     (rows, cols): (usize, usize),
@@ -259,9 +89,19 @@ fn tile(
     let (values, rows, cols) = (values.address(), rows as u32, cols as u32);
     let scales = scales.map_or(Address::NULL, Buffer::address);
     let kernel = match layout {
+        _ if repacked == Some(BlockType::Q4_0) => kernels.tile_q4_0,
+        _ if repacked == Some(BlockType::IQ4_NL) => kernels.tile_iq4_nl,
+        _ if repacked == Some(BlockType::Q3_K) => kernels.tile_q3_k,
+        _ if repacked == Some(BlockType::NVFP4) => kernels.tile_nvfp4_blocks,
         Layout::Nvfp4 => kernels.tile_nvfp4,
         Layout::Int4 => kernels.tile_int4,
         Layout::F8Blocks => kernels.tile_f8,
+        Layout::F32 => kernels.tile_f32,
+        Layout::Q8_0 => kernels.tile_q8_0,
+        Layout::Q5_0 => kernels.tile_q5_0,
+        Layout::Q4K => kernels.tile_q4_k,
+        Layout::Q5K => kernels.tile_q5_k,
+        Layout::Q6K => kernels.tile_q6_k,
         _ => return launch!(gpu, kernels.tile_bf16, (blocks, 1, 1), 256, 0; values, rows, cols, tiles),
     };
     launch!(gpu, kernel, (blocks, 1, 1), 256, 0; values, scales, rows, cols, tiles)
@@ -281,11 +121,13 @@ impl ExpertMatrices {
                 hint: "all routed experts of a layer must be stored alike, or run it on the processor",
             });
         }
+        kernels.prepare(gpu, [layout])?;
         let (rows, cols) = matrices.first().map_or((0, 0), |matrix| (matrix.rows, matrix.cols));
         let tiled = layout.is_fast(cols);
         // Starts of rows stay multiples of 16 bytes.
         let stride = |len: usize| len.next_multiple_of(16);
-        let stored_len = parts.first().map_or((0, 0), |part| (part.values.len(), part.scales.len()));
+        let largest = |len: fn(&Stored<'_>) -> usize| parts.iter().map(len).max().unwrap_or(0);
+        let stored_len = (largest(|part| part.values.len()), largest(|part| part.scales.len()));
         let (value_stride, scale_stride) = if tiled {
             (layout.tiled_bytes(rows, cols), 0)
         } else {
@@ -300,7 +142,8 @@ impl ExpertMatrices {
             if tiled {
                 gpu.write(staging.0.address(), part.values)?;
                 gpu.write(staging.1.address(), &part.scales)?;
-                tile(gpu, kernels, layout, &staging.0, Some(&staging.1), (rows, cols), place)?;
+                let form = (layout, part.repacked);
+                tile(gpu, kernels, form, &staging.0, Some(&staging.1), (rows, cols), place)?;
             } else {
                 gpu.write(place, part.values)?;
                 gpu.write(scales.address().offset(i * scale_stride), &part.scales)?;
@@ -473,6 +316,8 @@ impl Weights {
         progress: Option<fn(usize, usize)>,
     ) -> Result<Weights, Error> {
         host.matrices().try_for_each(check_layout)?;
+        // Once for all, for then they are compiled side by side.
+        kernels.prepare(gpu, host.matrices().map(|matrix| stored(matrix).layout))?;
         let part = |matrix| DeviceMatrix::upload(gpu, kernels, &shard.vocabulary_rows(matrix)?);
         let upload = |(i, layer)| {
             let uploaded = upload_layer(gpu, kernels, &shard.layer(layer)?)?;

@@ -11,10 +11,11 @@ pub use visit::{down, gate_up};
 
 use super::driver::{Address, Buffer, Gpu, launch};
 use super::kernels::{Kernels, Order, VisitsArgs, WHOLE_GROUPS};
+use super::layout::Layout;
 use super::matmul::{Product, multiply};
 use super::packing::{Packing, Room};
 use super::router::Routes;
-use super::weights::{Experts, Layout, Mlps};
+use super::weights::{Experts, Mlps};
 use crate::Error;
 
 /// Buffers of the feed-forward half, made for the largest step.
@@ -23,7 +24,7 @@ pub struct ExpertBuffers {
     activated: Buffer,
     /// `[visits, hidden]` f32
     down: Buffer,
-    /// `[WHOLE_GROUPS + 2]` u32, zero between steps: see `experts_whole.cu`
+    /// `[WHOLE_GROUPS + 2]` u32, zero between steps: see `experts_whole.cuh`
     done: Buffer,
     /// For prompts on Hopper; the layer's other products use it too.
     pub packing: Packing,

@@ -1,10 +1,10 @@
 //! Which kernels take a step's visits.
 
-use super::tilings::hopper_width;
-use crate::cuda::kernels::{
-    ExpertKernels, GateUpAndDown, Kernels, PREFILL_VECTORS, WHOLE_GROUPS, WholeKernel,
-};
-use crate::cuda::weights::{Layout, Mlps};
+use super::tilings::{hopper_width, narrow_width};
+use crate::cuda::form_kernels::{ExpertKernels, GateUpAndDown, WholeKernel};
+use crate::cuda::kernels::{Kernels, PREFILL_VECTORS, WHOLE_GROUPS};
+use crate::cuda::layout::Layout;
+use crate::cuda::weights::Mlps;
 
 /// Which kernels take the visits. All but the plain ones give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,17 +39,22 @@ impl Pass {
     /// The fastest for a step of `count` tokens: all of them visit one block, or there are lists.
     #[must_use]
     pub fn best(kernels: &Kernels, mlps: &Mlps, lists: Option<Expected>, count: usize) -> Pass {
-        let same_form = mlps.gate_layout == mlps.down_layout;
         if kernels.prefill && count > PREFILL_VECTORS {
             let fast = is_fast(mlps.gate_layout, mlps.hidden, Pass::Prefill)
-                && is_fast(mlps.down_layout, mlps.width, Pass::Prefill)
-                && same_form;
-            return if kernels.hopper.is_some() && fast {
+                && is_fast(mlps.down_layout, mlps.width, Pass::Prefill);
+            if kernels.hopper.is_some() && fast {
+                let experts = |layout| &kernels.form(layout).experts;
+                let (up, down) = (experts(mlps.gate_layout), experts(mlps.down_layout));
                 let mean = lists.map_or(count, |lists| lists.usual / lists.slots);
-                Pass::Hopper(hopper_width(kernels.experts(mlps.gate_layout), mean))
-            } else {
-                Pass::Prefill
-            };
+                // Down's groups are gate's and up's.
+                if let Some(width) = hopper_width(up, mean)
+                    && down.hopper.iter().any(|(wide, _)| *wide == width)
+                    && narrow_width(up, width) == narrow_width(down, width)
+                {
+                    return Pass::Hopper(width);
+                }
+            }
+            return Pass::Prefill;
         }
         let whole = |lists: Expected| {
             let groups_of_eight_do = lists.usual + count <= WHOLE_VISITS * lists.slots;
@@ -93,9 +98,17 @@ pub(super) fn whole_kernel(
     slots: usize,
     visits: usize,
 ) -> Option<WholeKernel> {
-    let fast = mlps.gate_layout.is_for_experts(mlps.hidden) && mlps.down_layout.is_for_experts(mlps.width);
-    let takes = fast && mlps.gate_layout == mlps.down_layout && kernels.whole_blocks > 0;
-    kernels.experts(mlps.gate_layout).whole.filter(|kernel| takes && can_list(slots, visits, kernel.threads))
+    if !mlps.gate_layout.is_for_experts(mlps.hidden) || !mlps.down_layout.is_for_experts(mlps.width) {
+        return None;
+    }
+    let down = &kernels.form(mlps.down_layout).experts;
+    let kernel = match mlps.gate_layout == mlps.down_layout {
+        true => down.whole,
+        false => {
+            down.whole_below.iter().find(|(above, _)| *above == mlps.gate_layout).map(|(_, kernel)| *kernel)
+        }
+    };
+    kernel.filter(|kernel| can_list(slots, visits, kernel.threads))
 }
 
 /// Whether a block of so many threads, one a slot, can list so many visits.
@@ -120,7 +133,7 @@ pub(super) const THREADS: usize = 32 * WARPS;
 pub(super) const TILE_ROWS: usize = 16;
 /// Up to so many tokens the kernels that take gate and up, then down, are faster: there are too few items for one that takes all.
 pub(super) const FEWEST_TOKENS: usize = 2;
-/// Visits of a group, `WHOLE_VISITS` of `experts_whole.cu`.
+/// Visits of a group, `WHOLE_VISITS` of `experts_whole.cuh`.
 pub(super) const WHOLE_VISITS: usize = 8;
 
 #[cfg(test)]

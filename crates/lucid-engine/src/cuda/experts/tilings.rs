@@ -1,7 +1,8 @@
 //! How the visits of prompts are cut into groups, and which tiles take which.
 
 use crate::cuda::driver::Address;
-use crate::cuda::kernels::{ExpertKernels, GateUpAndDown, VisitsArgs};
+use crate::cuda::form_kernels::{ExpertKernels, GateUpAndDown};
+use crate::cuda::kernels::VisitsArgs;
 use crate::cuda::packing::Packing;
 
 /// Groups of up to `width` visitors, at the most.
@@ -39,9 +40,10 @@ pub(super) fn tilings<'a>(
     })
 }
 
-/// The narrowest tile in which most experts' visitors find room, where `mean` visit one: two standard deviations more.
-pub(super) fn hopper_width(kernels: &ExpertKernels, mean: usize) -> usize {
+/// The narrowest tile in which most experts' visitors find room, where `mean` visit one: two standard deviations more. None where there
+/// are no such kernels.
+pub(super) fn hopper_width(kernels: &ExpertKernels, mean: usize) -> Option<usize> {
     let wanted = mean + 2 * mean.isqrt();
     let widths = || kernels.hopper.iter().map(|(width, _)| *width);
-    widths().find(|&width| width >= wanted).or(widths().next_back()).unwrap_or(0)
+    widths().find(|&width| width >= wanted).or(widths().next_back())
 }

@@ -5,12 +5,14 @@ use super::tilings::{groups, narrow_width, tilings};
 use super::{ExpertBuffers, Normed, vectors};
 use crate::Error;
 use crate::cuda::driver::{Address, Gpu, launch};
+use crate::cuda::form_kernels::WholeKernel;
 use crate::cuda::kernels::{
     DOWN_SHARED, ExpertsJobArgs, GATE_UP_SHARED, HOPPER_SHARED, Kernels, PREFILL_SHARED, PREFILL_VECTORS,
-    VisitsArgs, WholeKernel,
+    VisitsArgs,
 };
+use crate::cuda::layout::Layout;
 use crate::cuda::matmul::HOPPER_THREADS;
-use crate::cuda::weights::{Layout, Mlps};
+use crate::cuda::weights::Mlps;
 
 /// Visits of a step to its experts.
 #[derive(Clone, Copy)]
@@ -45,7 +47,7 @@ pub fn visit(job: Job<'_>) -> Result<(), Error> {
 
 /// Gate, up and down of listed visits.
 fn whole(job: Job<'_>, kernel: WholeKernel) -> Result<(), Error> {
-    let Job { gpu, kernels, mlps, visits, slots, x, buffers, .. } = job;
+    let Job { gpu, mlps, visits, slots, x, buffers, .. } = job;
     let job = ExpertsJobArgs {
         gate: mlps.gate.args(),
         up: mlps.up.args(),
@@ -64,7 +66,7 @@ fn whole(job: Job<'_>, kernel: WholeKernel) -> Result<(), Error> {
     };
     // A warp's items: a tile of rows of gate and up, two of down.
     let items = slots * (mlps.width.div_ceil(TILE_ROWS) + mlps.hidden.div_ceil(2 * TILE_ROWS));
-    let blocks = items.div_ceil(kernel.threads / 32).min(kernels.whole_blocks);
+    let blocks = items.div_ceil(kernel.threads / 32).min(kernel.blocks);
     launch!(gpu, kernel.kernel, (blocks, 1, 1), kernel.threads, kernel.shared; job)
 }
 
@@ -78,15 +80,24 @@ pub fn gate_up(job: Job<'_>) -> Result<(), Error> {
     let down_order = mlps.down_layout.order(mlps.width);
     if is_fast(mlps.gate_layout, mlps.hidden, pass) {
         let slices = slices(mlps.gate_layout, mlps.hidden, WARPS / 2);
-        let (pass, pair) = pass.kernels(kernels.experts(mlps.gate_layout));
+        let (pass, pair) = pass.kernels(&kernels.form(mlps.gate_layout).experts);
         let kernel = match pass {
             Pass::Hopper(width) => {
                 let (packing, slices) = (&buffers.packing, slices as u32);
-                let of = kernels.experts(mlps.gate_layout);
+                let of = &kernels.form(mlps.gate_layout).experts;
                 packing.list(gpu, kernels, visits, slots, (width, narrow_width(of, width)))?;
                 let blocks = (kernels.hopper.unwrap_or(1), 1, 1);
                 for (groups, room, pair) in tilings(of, packing, visits, slots, width) {
-                    packing.pack_visitors(gpu, kernels, groups, room, visits.tokens, vectors, mlps.hidden)?;
+                    packing.pack_visitors(
+                        gpu,
+                        kernels,
+                        groups,
+                        room,
+                        visits.tokens,
+                        vectors,
+                        mlps.hidden,
+                        mlps.gate_layout,
+                    )?;
                     let packed = packing.vectors();
                     launch!(gpu, pair.gate_up, blocks, HOPPER_THREADS, HOPPER_SHARED;
                         gate, up, rows, cols, groups, packed, activated, down_order, slices)?;
@@ -120,13 +131,13 @@ pub fn down(job: Job<'_>) -> Result<(), Error> {
     let (activated, y) = (buffers.activated.address(), buffers.down.address());
     if is_fast(mlps.down_layout, mlps.width, pass) {
         let slices = slices(mlps.down_layout, mlps.width, WARPS);
-        let (pass, pair) = pass.kernels(kernels.experts(mlps.down_layout));
+        let (pass, pair) = pass.kernels(&kernels.form(mlps.down_layout).experts);
         let kernel = match pass {
             Pass::Hopper(width) => {
                 // The lists are gate's and up's.
                 let (packing, slices) = (&buffers.packing, slices as u32);
                 let blocks = (kernels.hopper.unwrap_or(1), 1, 1);
-                let of = kernels.experts(mlps.down_layout);
+                let of = &kernels.form(mlps.down_layout).experts;
                 for (groups, room, pair) in tilings(of, packing, visits, slots, width) {
                     packing.pack_visitors(
                         gpu,
@@ -136,6 +147,7 @@ pub fn down(job: Job<'_>) -> Result<(), Error> {
                         Address::NULL,
                         activated,
                         mlps.width,
+                        mlps.down_layout,
                     )?;
                     let packed = packing.vectors();
                     launch!(gpu, pair.down, blocks, HOPPER_THREADS, HOPPER_SHARED;

@@ -148,7 +148,7 @@ impl CudaModel {
     /// The program's variables of that name, for a step's timeline.
     #[cfg(test)]
     pub fn variables(&self, name: &str) -> Vec<(Address, usize)> {
-        self.kernels.module.variables(name)
+        self.kernels.variables(name)
     }
 
     /// Forgets the layers from `count` on.

@@ -44,7 +44,7 @@ __device__ __forceinline__ void expand_inputs(const uint2* list, const T* cache,
     for (u32 i = threadIdx.x; i < PAGE_TOKENS / 8 * LATENT; i += blockDim.x) {
         u32 block = i / LATENT;
         pack_piece(
-            i % LATENT, [&](u32 r) { return 8 * block + r < page.y ? entries + (8 * block + r) * WIDTH : nullptr; }, to + block * 2048,
+            i % LATENT, false, [&](u32 r) { return 8 * block + r < page.y ? entries + (8 * block + r) * WIDTH : nullptr; }, to + block * 2048,
             PAGE_TOKENS / 8 * 2048);
     }
     u8* keys = expanded + (u64)blockIdx.x * heads * EXPANDED_BYTES + HEAD_NOPE * 128;

@@ -10,6 +10,9 @@ extern __shared__ __align__(128) u8 block_memory[];
 //   load    from shared memory
 //   unpack  word `word` (columns 32 word to 32 word + 31) as operand A of two products, exact
 //   scale   of that word's rows g and g + 8
+//   SIXTEENS, WITH_MINIMA  what GGUF's blocks add (see gguf.cuh): vectors come in halves of words, each with a scale of its own; sums of the
+//           vectors' columns are multiplied with `minimum`
+//   WHOLE_WARPS  warps of a block in experts_whole.cuh, of those that have a kernel there
 // INT4, FP8 and bf16 take vectors in their natural order: in word w, thread t has columns 32 w + 8 t to 32 w + 8 t + 7.
 
 __device__ __forceinline__ void mma(float d[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -25,15 +28,30 @@ __device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b) {
     return d;
 }
 
-// Left shifts as products: they run on a pipe that has nothing else to do. The compiler would turn them back into shifts if it
-// knew the factors, so they come from the block's size, `block`.
+// Numbers that the compiler must not know, so they come from the block's size, `block`. Left shifts as products run on a pipe that has
+// nothing else to do; the compiler would turn them back into shifts. And an instruction holds one constant; a second one must be in a
+// register, or it becomes a second instruction: `constant` is what it seems to be, but in a register.
 struct Factors {
-    u32 sixteen, sixty_four;
+    u32 sixteen, sixty_four, nothing;
     __device__ __forceinline__ explicit Factors(u32 block = 256)
-        : sixteen(blockDim.x / (block / 16)), sixty_four(blockDim.x / (block / 64)) {}
+        : sixteen(blockDim.x / (block / 16)), sixty_four(blockDim.x / (block / 64)), nothing(blockDim.x / (2 * block)) {}
+    __device__ __forceinline__ u32 constant(u32 x) const { return x | nothing; }
 };
 
-// Codes i and i + 4 of an interleaved word (see numerics.cuh) as a bf16 pair, times 2^-126: the sign in bit 15, the three
+// What `mask` leaves of `bits`, and `with`.
+__device__ __forceinline__ u32 masked_with(u32 bits, u32 mask, u32 with) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(bits), "r"(mask), "r"(with));
+    return d;
+}
+
+// A word has one scale, or none.
+struct WholeWords {
+    static const bool SIXTEENS = false, WITH_MINIMA = false;
+    static __device__ __forceinline__ float2 minimum(int, const Factors&) { return make_float2(0.0f, 0.0f); }
+};
+
+// Codes i and i + 4 of an interleaved word (see layouts.cuh) as a bf16 pair, times 2^-126: the sign in bit 15, the three
 // others in bits 8 to 6.
 template <int I>
 __device__ __forceinline__ u32 e2m1_pair(u32 word, const Factors& by) {
@@ -72,7 +90,8 @@ __device__ __forceinline__ u32 broadcast(u32 pair, int which) {
         asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(both) : "r"(pair));
     return both;
 }
-struct Nvfp4 {
+struct Nvfp4 : WholeWords {
+    static const int WHOLE_WARPS = 24;
     static const int BYTES = TILE_BYTES;
     static const bool SCALED = false;
     static __device__ __forceinline__ float unit() { return 128.0f; }
@@ -115,11 +134,12 @@ struct Nvfp4 {
         a[6] = multiply_pairs(e2m1_pair<3>(l, by), low_scale);
         a[7] = multiply_pairs(e2m1_pair<3>(h, by), high_scale);
     }
-    __device__ __forceinline__ float2 scale(int) const { return make_float2(1.0f, 1.0f); }
+    __device__ __forceinline__ float2 scale(int, const Factors&) const { return make_float2(1.0f, 1.0f); }
 };
 
 // INT4: a code is the value plus 8, a bf16 scale for 32 columns.
-struct Int4 {
+struct Int4 : WholeWords {
+    static const int WHOLE_WARPS = 20;
     static const int BYTES = TILE_BYTES;
     static const bool SCALED = true;
     static __device__ __forceinline__ float unit() { return 1.0f; }
@@ -128,8 +148,8 @@ struct Int4 {
 
     // Codes 2 I and 2 I + 1 of a word, in bits 4 I and 16 + 4 I, as a bf16 pair: 128 plus a code is exact, and so is the difference.
     template <int I>
-    static __device__ __forceinline__ u32 pair(u32 word) {
-        u32 raised = (word >> 4 * I & 0x000f000fu) | 0x43004300u, d;
+    static __device__ __forceinline__ u32 pair(u32 word, u32 raise) {
+        u32 raised = masked_with(word >> 4 * I, 0x000f000fu, raise), d;
         asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(raised), "r"(0x3f803f80u), "r"(0xc308c308u));
         return d;
     }
@@ -145,28 +165,29 @@ struct Int4 {
         low_scales = ((const uint2*)(low_tile + 1024))[lane / 4 + 8 * low_half];
         high_scales = ((const uint2*)(high_tile + 1024))[lane / 4 + 8 * high_half];
     }
-    __device__ __forceinline__ void unpack(u32 (&a)[8], int word, const Factors&) const {
-        u32 l = (&low.x)[word], h = (&high.x)[word];
-        a[0] = pair<0>(l);
-        a[1] = pair<0>(h);
-        a[2] = pair<1>(l);
-        a[3] = pair<1>(h);
-        a[4] = pair<2>(l);
-        a[5] = pair<2>(h);
-        a[6] = pair<3>(l);
-        a[7] = pair<3>(h);
+    __device__ __forceinline__ void unpack(u32 (&a)[8], int word, const Factors& by) const {
+        u32 l = (&low.x)[word], h = (&high.x)[word], raise = by.constant(0x43004300u);
+        a[0] = pair<0>(l, raise);
+        a[1] = pair<0>(h, raise);
+        a[2] = pair<1>(l, raise);
+        a[3] = pair<1>(h, raise);
+        a[4] = pair<2>(l, raise);
+        a[5] = pair<2>(h, raise);
+        a[6] = pair<3>(l, raise);
+        a[7] = pair<3>(h, raise);
     }
     static __device__ __forceinline__ float half(const uint2& scales, int word) {
         u32 both = word < 2 ? scales.x : scales.y;
         return __uint_as_float(word % 2 ? both & 0xffff0000u : both << 16);
     }
-    __device__ __forceinline__ float2 scale(int word) const {
+    __device__ __forceinline__ float2 scale(int word, const Factors&) const {
         return make_float2(half(low_scales, word), half(high_scales, word));
     }
 };
 
 // FP8: E4M3 with an f32 scale for blocks of 128 rows and columns.
-struct F8Blocks {
+struct F8Blocks : WholeWords {
+    static const int WHOLE_WARPS = 16;
     static const int BYTES = F8_TILE_BYTES;
     static const bool SCALED = true;
     static __device__ __forceinline__ float unit() { return 1.0f; }
@@ -210,11 +231,11 @@ struct F8Blocks {
         a[6] = pair(l1 >> 8);
         a[7] = pair(h1 >> 8);
     }
-    __device__ __forceinline__ float2 scale(int) const { return make_float2(factor, high_factor); }
+    __device__ __forceinline__ float2 scale(int, const Factors&) const { return make_float2(factor, high_factor); }
 };
 
 // bf16: four tiles of 32 columns are one of 128.
-struct Bf16 {
+struct Bf16 : WholeWords {
     static const int BYTES = 4 * BF16_TILE_BYTES;
     static const bool SCALED = false;
     static __device__ __forceinline__ float unit() { return 1.0f; }
@@ -238,11 +259,11 @@ struct Bf16 {
         a[6] = l.w;
         a[7] = h.w;
     }
-    __device__ __forceinline__ float2 scale(int) const { return make_float2(1.0f, 1.0f); }
+    __device__ __forceinline__ float2 scale(int, const Factors&) const { return make_float2(1.0f, 1.0f); }
 };
 
 // bf16 weights: words are taken from shared memory when their turn comes, all at once would take too many registers.
-struct Bf16Late {
+struct Bf16Late : WholeWords {
     static const int BYTES = Bf16::BYTES;
     static const bool SCALED = false;
     static __device__ __forceinline__ float unit() { return 1.0f; }
@@ -262,23 +283,64 @@ struct Bf16Late {
         a[6] = l.w;
         a[7] = h.w;
     }
-    __device__ __forceinline__ float2 scale(int) const { return make_float2(1.0f, 1.0f); }
+    __device__ __forceinline__ float2 scale(int, const Factors&) const { return make_float2(1.0f, 1.0f); }
 };
 
-// Adds a word of a tile times eight columns of vectors. Sums of 32 columns are scaled at once: the scale differs from word to word
-// (INT4), or holding them back would take more registers than there are (FP8).
+// The sums of a word's 32 columns of eight vectors, as products with ones, so that prompts have the bits of decoding: a thread's two vectors'.
 template <typename Format>
-__device__ __forceinline__ void multiply_word(const Format& weights, int word, const u32 (&a)[8], const uint4& v,
+__device__ __forceinline__ float2 sum_columns(const uint4& v) {
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (Format::WITH_MINIMA) {
+        const u32 ONES = 0x3f803f80u;
+        mma(sum, ONES, ONES, ONES, ONES, v.x, v.y);
+        mma(sum, ONES, ONES, ONES, ONES, v.z, v.w);
+    }
+    return make_float2(sum[0], sum[1]);
+}
+
+__device__ __forceinline__ void add_scaled(float (&sum)[4], const float2& scale, const float (&part)[4]) {
+    sum[0] = fmaf(scale.x, part[0], sum[0]);
+    sum[1] = fmaf(scale.x, part[1], sum[1]);
+    sum[2] = fmaf(scale.y, part[2], sum[2]);
+    sum[3] = fmaf(scale.y, part[3], sum[3]);
+}
+
+// What sums of a word are multiplied with: of rows g and of rows g + 8, the scale, and the minimum or the next sixteen columns' scale.
+struct WordScales {
+    float2 first, second;
+};
+template <typename Weights>
+__device__ __forceinline__ WordScales scales_of(const Weights& weights, int word, const Factors& by) {
+    WordScales scales;
+    if constexpr (Weights::WITH_MINIMA) {
+        weights.both(word, by, scales.first, scales.second);
+    } else if constexpr (Weights::SCALED) {
+        scales.first = weights.scale(word, by);
+        if constexpr (Weights::SIXTEENS) scales.second = weights.scale(word, by, 1);
+    }
+    return scales;
+}
+
+// Adds a word of a tile times eight columns of vectors, whose own sums are `columns`. Sums of 32 columns are scaled at once: the scale differs
+// from word to word (INT4), or holding them back would take more registers than there are (FP8).
+template <typename Format>
+__device__ __forceinline__ void multiply_word(const WordScales& scales, const u32 (&a)[8], const uint4& v, const float2& columns,
                                               float (&sum)[4]) {
-    if (Format::SCALED) {
+    if constexpr (Format::SIXTEENS) {
+        float part[4] = {0.0f, 0.0f, 0.0f, 0.0f}, next[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        mma(part, a[0], a[1], a[2], a[3], v.x, v.y);
+        mma(next, a[4], a[5], a[6], a[7], v.z, v.w);
+        add_scaled(sum, scales.first, part);
+        add_scaled(sum, scales.second, next);
+    } else if constexpr (Format::SCALED) {
         float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         mma(part, a[0], a[1], a[2], a[3], v.x, v.y);
         mma(part, a[4], a[5], a[6], a[7], v.z, v.w);
-        float2 scale = weights.scale(word);
-        sum[0] = fmaf(scale.x, part[0], sum[0]);
-        sum[1] = fmaf(scale.x, part[1], sum[1]);
-        sum[2] = fmaf(scale.y, part[2], sum[2]);
-        sum[3] = fmaf(scale.y, part[3], sum[3]);
+        add_scaled(sum, scales.first, part);
+        if constexpr (Format::WITH_MINIMA) {
+            const float both[4] = {columns.x, columns.y, columns.x, columns.y};
+            add_scaled(sum, scales.second, both);
+        }
     } else {
         mma(sum, a[0], a[1], a[2], a[3], v.x, v.y);
         mma(sum, a[4], a[5], a[6], a[7], v.z, v.w);

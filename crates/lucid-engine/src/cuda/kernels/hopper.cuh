@@ -72,7 +72,10 @@ __device__ __forceinline__ void sum_tile(HopperMemory<Format, N>& memory, Hopper
     u32 across = cols / COLUMNS, per_slice = (across + slices - 1) / slices, end_of_slice = per_slice;
     const Factors by(HOPPER_THREADS);
     float acc[M][N / 2];
-    float part[M][Format::SCALED ? N / 2 : 1];  // sums of 32 columns, where those are scaled
+    float part[M][Format::SCALED ? N / 2 : 1];                                  // sums of 32 columns, where those are scaled
+    float next[M][Format::SIXTEENS ? N / 2 : 1];                                // or of 16, and of the next
+    float ones[Format::WITH_MINIMA ? N / 2 : 1];                                // the vectors' own
+    const u32 ONES[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};  // bf16 pairs
     u32 a[BUFFERS][M][8];
 #pragma unroll
     for (int i = 0; i < M * N / 2; i++) (&acc[0][0])[i] = 0.0f;
@@ -118,18 +121,33 @@ __device__ __forceinline__ void sum_tile(HopperMemory<Format, N>& memory, Hopper
 #pragma unroll
                 for (int m = 0; m < M; m++) {
                     multiply_group<N, false>(part[m], a[at][m], columns);
-                    multiply_group<N, true>(part[m], a[at][m] + 4, columns + (32 >> 4));
+                    if constexpr (Format::SIXTEENS)
+                        multiply_group<N, false>(next[m], a[at][m] + 4, columns + (32 >> 4));
+                    else
+                        multiply_group<N, true>(part[m], a[at][m] + 4, columns + (32 >> 4));
+                }
+                if constexpr (Format::WITH_MINIMA) {
+                    multiply_group<N, false>(ones, ONES, columns);
+                    multiply_group<N, true>(ones, ONES, columns + (32 >> 4));
                 }
                 end_products();
                 if (word < 3) unpack(word + 1);
                 if (begins_slice) add_slice();
                 wait_products<0>();
+                auto add = [&](int m, const float2& scale, float (&sums)[N / 2]) {
+#pragma unroll
+                    for (int i = 0; i < N / 2; i++) acc[m][i] = fmaf(i % 4 < 2 ? scale.x : scale.y, sums[i], acc[m][i]);
+                };
+                if constexpr (Format::WITH_MINIMA) settle(ones);
 #pragma unroll
                 for (int m = 0; m < M; m++) {
                     settle(part[m]);
-                    float2 scale = loaded[m].scale(word);
-#pragma unroll
-                    for (int i = 0; i < N / 2; i++) acc[m][i] = fmaf(i % 4 < 2 ? scale.x : scale.y, part[m][i], acc[m][i]);
+                    add(m, loaded[m].scale(word, by), part[m]);
+                    if constexpr (Format::WITH_MINIMA) add(m, loaded[m].minimum(word, by), ones);
+                    if constexpr (Format::SIXTEENS) {
+                        settle(next[m]);
+                        add(m, loaded[m].scale(word, by, 1), next[m]);
+                    }
                 }
             } else {
                 if (begins_slice) add_slice();

@@ -64,10 +64,10 @@ __device__ __forceinline__ void matmul_block(const Product& p, u32 block, u32 co
         Accumulators<NT> acc[1];
         acc[0].clear();
         if (nvfp4)
-            accumulate<Nvfp4, NT, MATMUL_STAGES, 1, MATMUL_NVFP4_TILES>(memory.nvfp4, flags, place, tiles, columns,
+            accumulate<Nvfp4, NT, MATMUL_STAGES, 1, MATMUL_NVFP4_TILES>(memory.nvfp4, flags, place, nullptr, tiles, columns,
                                                                         TILES(here * TERMS), first, last, acc);
         else
-            accumulate<NT, MATMUL_STAGES, MATMUL_BF16_TILES>(memory.bf16, flags, place, tiles, columns, TILES(here * TERMS),
+            accumulate<NT, MATMUL_STAGES, MATMUL_BF16_TILES, 1>(memory.bf16, flags, place, tiles, columns, TILES(here * TERMS),
                                                              first, last, acc, [](u32) {});
         __syncthreads();
         store_partial(memory.partial, slices, acc);
@@ -83,11 +83,6 @@ __device__ __forceinline__ void matmul_block(const Product& p, u32 block, u32 co
         give_back();
     }
 }
-
-// Two products that read the same vectors share a launch. Indexed where the parameters are: a copy would go to local memory.
-struct Products {
-    Product of[2];
-};
 
 // By the columns that a pass takes. grid (row blocks of the first, then of the second; vector groups; heads), 256 threads.
 #define MATMUL(COLUMNS, BLOCKS)                                                                              \
@@ -127,7 +122,7 @@ __device__ __forceinline__ void matmul_row_tile(const Products& products, u32 fi
     });
     Accumulators<1> acc[1];
     acc[0].clear();
-    accumulate<1, S, C>(memory.ring, flags, place, tiles, columns, 1, first, last, acc, [&](u32 at) {
+    accumulate<1, S, C, 1>(memory.ring, flags, place, tiles, columns, 1, first, last, acc, [&](u32 at) {
         if (at != end_of_slice) return;
         store_part(memory.partial, slice++, acc[0]);
         acc[0].clear();
@@ -150,56 +145,10 @@ __device__ __forceinline__ void matmul_row_tile(const Products& products, u32 fi
 MATMUL_ROW_TILE(few, 8, 6, 1)
 MATMUL_ROW_TILE(even, 4, 3, 4)
 
-// The same for weights in one other form, in tiles of 128 columns.
-template <typename Format, int NT, int S, int C>
-__device__ __forceinline__ void matmul_format(const Product& p, u32 block, u32 count) {
-    union Memory {
-        Ring<S, 1, C * Format::BYTES> ring;
-        Partial<NT, 1> partial;
-    };
-    static_assert(sizeof(Memory) <= MATMUL_FORMAT_SHARED, "see kernels.rs");
-    Memory& memory = *(Memory*)block_memory;
-    __shared__ Flags<S> flags;
-    const u32 capacity = NT * 8 / TERMS;
-    u32 warp = threadIdx.x / 32, slices = p.slices, tiles_per_block = WARPS / slices, head = blockIdx.z;
-    u32 first_row = (block * tiles_per_block + warp / slices) * 16;
-    u32 across = p.cols / 128, per_slice = (across + slices - 1) / slices;
-    u32 first = warp % slices * per_slice, last = min(first + per_slice, across);
-    u64 row_tile = (p.row_first + (u64)head * p.row_head + min(first_row, p.rows - 1)) / 16;
-    const u8* const tiles[1] = {p.values + row_tile * across * Format::BYTES};
-    Place<S> place = prepare(flags);
-    for (u32 base = blockIdx.y * capacity; base < count; base += gridDim.y * capacity) {
-        start<Format::BYTES, C>(memory.ring, flags, place, tiles, first, last);
-        if (base == blockIdx.y * capacity) wait_for_previous();
-        u32 here = min(capacity, count - base);
-        Columns<NT> columns;
-        find_columns(columns, here, p.x_width, [&](u32 v) {
-            u64 at = p.gather ? p.gather[base + v] : base + v;
-            return p.x + at * TERMS * p.x_width + head * p.x_head;
-        });
-        Accumulators<NT> acc[1];
-        acc[0].clear();
-        accumulate<Format, NT, S, 1, C>(memory.ring, flags, place, tiles, columns, TILES(here * TERMS), first, last, acc);
-        __syncthreads();
-        store_partial(memory.partial, slices, acc);
-        __syncthreads();
-        for (u32 i = threadIdx.x; i < tiles_per_block * 16 * here; i += blockDim.x) {
-            u32 row = i % 16, tile = i / 16 % tiles_per_block, vector = i / 16 / tiles_per_block;
-            u32 out = (block * tiles_per_block + tile) * 16 + row;
-            if (out < p.rows)
-                store_product(p, base + vector, head, out,
-                              sum_partial(memory.partial, tile, slices, row, vector) * p.scale);
-        }
-        give_back();
-    }
-}
-#define MATMUL_FORMAT(NAME, FORMAT, COLUMNS, S, C, BLOCKS)                                                           \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                    \
-        matmul_##NAME##_##COLUMNS(const __grid_constant__ Products products, u32 first_blocks, u32 count) {          \
-        u32 second = blockIdx.x >= first_blocks;                                                                     \
-        matmul_format<FORMAT, COLUMNS / 8, S, C>(products.of[second], blockIdx.x - (second ? first_blocks : 0), count); \
-    }
+// Weights in one other form (see matmul_format.cuh).
 MATMUL_FORMAT(int4, Int4, 8, 2, 3, 3)
 MATMUL_FORMAT(int4, Int4, 32, 2, 3, 2)
 MATMUL_FORMAT(f8, F8Blocks, 8, 2, 2, 3)
 MATMUL_FORMAT(f8, F8Blocks, 32, 2, 2, 2)
+MATMUL_WAY(f32, InParts, 8, 2, 1, 3)
+MATMUL_WAY(f32, InParts, 32, 2, 1, 2)

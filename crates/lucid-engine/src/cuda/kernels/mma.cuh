@@ -29,6 +29,19 @@ __device__ __forceinline__ uint4 load_column(const u16* x, u32 at) {
     return v;
 }
 
+// What a thread takes of a word's columns, from its first one on: eight in a row, or four of each sixteen.
+template <typename Format>
+__device__ __forceinline__ uint4 load_word(const u16* x, u32 at) {
+    if constexpr (Format::SIXTEENS) {
+        uint4 v;
+        asm volatile("ld.global.L1::evict_last.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(x + at));
+        asm volatile("ld.global.L1::evict_last.v2.u32 {%0,%1}, [%2];" : "=r"(v.z), "=r"(v.w) : "l"(x + at + 16));
+        return v;
+    } else {
+        return load_column(x, at);
+    }
+}
+
 // Columns of a pass over `here` vectors: vector v is at `vector(v)`, its terms `width` apart.
 template <int NT, typename F>
 __device__ __forceinline__ void find_columns(Columns<NT>& columns, u32 here, u32 width, F vector) {
@@ -54,12 +67,35 @@ struct Accumulators {
 #define WARPS 8
 #define THREADS (WARPS * 32)
 
+// A form of weights as decoding takes it: where each row has scales and minima, they are computed once for all lanes, a third of the work
+// otherwise, and stand in shared memory. Bytes of W warps' tables, for R tiles each:
+template <typename Format, int R, int W = WARPS>
+constexpr int TABLE_BYTES = Format::WITH_MINIMA ? W * R * 512 : 0;
+template <typename Format, bool WITH_TABLE = Format::WITH_MINIMA>
+struct Taken : Format {
+    __device__ __forceinline__ void load(const u8* tile, u32 lane, const float2*) { Format::load(tile, lane); }
+};
+template <typename Format>
+struct Taken<Format, true> : Format::Base {
+    static const bool WITH_MINIMA = true;
+    u32 row;  // where row g of the table begins
+    __device__ __forceinline__ void load(const u8* tile, u32 lane, const float2* table) {
+        Format::Base::load_codes(tile, 0, tile, 1, lane);
+        row = shared_address(table + lane / 4 * 4);
+    }
+    // Volatile: they must not come before they are used, where registers are few.
+    __device__ __forceinline__ void both(int word, const Factors&, float2& scale, float2& minimum) const {
+        asm volatile("ld.volatile.shared.v2.f32 {%0, %1}, [%2];" : "=f"(scale.x), "=f"(minimum.x) : "r"(row + 8 * word));
+        asm volatile("ld.volatile.shared.v2.f32 {%0, %1}, [%2];" : "=f"(scale.y), "=f"(minimum.y) : "r"(row + 8 * word + 256));
+    }
+};
+
 // The rest of the steps, and all products, for weights in tiles of 128 columns (see formats.cuh). Vectors are read up to a step past
 // their end (see `Gpu::allocate`). `refill` is called with a stage that is free again and the first tile of the stage that is read
-// meanwhile, `before_tile` with the number of each tile before it is added.
-template <typename Format, int NT, int S, int R, int C, int W, typename G, typename F>
-__device__ __forceinline__ void accumulate_stages(Ring<S, R, C * Format::BYTES, W>& ring, Flags<S, W>& flags, Place<S>& place, const Factors& by,
-                                                  const Columns<NT>& columns, u32 tiles, u32 first, u32 last,
+// meanwhile, `before_tile` with the number of each tile before it is added. `tables`: TABLE_BYTES of the block's shared memory.
+template <typename Format, int NT, int S, int R, int C, int BYTES, int W, typename G, typename F>
+__device__ __forceinline__ void accumulate_stages(Ring<S, R, BYTES, W>& ring, Flags<S, W>& flags, Place<S>& place, const Factors& by,
+                                                  u8* tables, const Columns<NT>& columns, u32 tiles, u32 first, u32 last,
                                                   Accumulators<NT> (&acc)[R], G refill, F before_tile) {
     // Vectors come this many words before they are used: a whole step if they are few, else as many as there are registers for.
     const int AHEAD = NT == 1 ? 4 : NT <= 4 && R == 2 ? 2 : 1;
@@ -68,10 +104,10 @@ __device__ __forceinline__ void accumulate_stages(Ring<S, R, C * Format::BYTES, 
     uint4 b[AHEAD][NT];
 #pragma unroll
     for (int n = 0; n < NT; n++) {
-        x[n] = columns.x[n] + 128 * min(first, last) + 8 * (lane % 4);
+        x[n] = columns.x[n] + 128 * min(first, last) + (Format::SIXTEENS ? 4 : 8) * (lane % 4);
 #pragma unroll
         for (int word = 0; word < AHEAD; word++)
-            if (n == 0 || n < tiles) b[word][n] = load_column(x[n], 32 * word);
+            if (n == 0 || n < tiles) b[word][n] = load_word<Format>(x[n], 32 * word);
     }
 #pragma unroll 1
     for (u32 at = first; at < last; at += C) {
@@ -83,22 +119,33 @@ __device__ __forceinline__ void accumulate_stages(Ring<S, R, C * Format::BYTES, 
         for (int c = 0; c < C; c++) {
             if (c > 0 && at + c >= last) break;
             before_tile(at + c);
-            Format loaded[R];
+            float2* table = (float2*)(tables + warp * R * 512);
+            if constexpr (Format::WITH_MINIMA) {
+                __syncwarp();
 #pragma unroll
-            for (int r = 0; r < R; r++) loaded[r].load(stage + (r * C + c) * Format::BYTES, lane);
+                for (int r = 0; r < R; r++) Format::prepare(stage + r * BYTES + c * Format::BYTES, lane, by, table + 64 * r);
+                __syncwarp();
+            }
+            Taken<Format> loaded[R];
+#pragma unroll
+            for (int r = 0; r < R; r++) loaded[r].load(stage + r * BYTES + c * Format::BYTES, lane, table + 64 * r);
 #pragma unroll
             for (int word = 0; word < 4; word++) {
+                float2 sums[NT];
+#pragma unroll
+                for (int n = 0; n < NT; n++) sums[n] = sum_columns<Format>(b[word % AHEAD][n]);
 #pragma unroll
                 for (int r = 0; r < R; r++) {
                     u32 a[8];
                     loaded[r].unpack(a, word, by);
+                    const WordScales scales = scales_of(loaded[r], word, by);
 #pragma unroll
                     for (int n = 0; n < NT; n++) {
                         if (n == 0 || n < tiles) {
                             uint4& v = b[word % AHEAD][n];
-                            multiply_word(loaded[r], word, a, v, acc[r].d[n]);
+                            multiply_word<Format>(scales, a, v, sums[n], acc[r].d[n]);
                             // Into the same registers: a copy at the end of the step would wait for the load.
-                            if (r == R - 1) v = load_column(x[n], 32 * (word + AHEAD));
+                            if (r == R - 1) v = load_word<Format>(x[n], 32 * (word + AHEAD));
                         }
                     }
                 }
@@ -112,17 +159,17 @@ __device__ __forceinline__ void accumulate_stages(Ring<S, R, C * Format::BYTES, 
 // The same for one stretch of tiles: the ring holds nothing behind `last`.
 template <typename Format, int NT, int S, int R, int C>
 __device__ __forceinline__ void accumulate(Ring<S, R, C * Format::BYTES>& ring, Flags<S>& flags, Place<S>& place,
-                                           const u8* const (&weights)[R], const Columns<NT>& columns, u32 tiles, u32 first,
+                                           u8* tables, const u8* const (&weights)[R], const Columns<NT>& columns, u32 tiles, u32 first,
                                            u32 last, Accumulators<NT> (&acc)[R]) {
     accumulate_stages<Format, NT, S, R, C>(
-        ring, flags, place, Factors(), columns, tiles, first, last, acc,
+        ring, flags, place, Factors(), tables, columns, tiles, first, last, acc,
         [&](u32 stage, u32 at) { fetch<Format::BYTES, C>(ring, flags, stage, weights, at + C * (S - 1), last); },
         [](u32) {});
 }
 
-// bf16 in tiles of 32 columns, which products of any width have.
-template <int NT, int S, int C, int W, typename F>
-__device__ __forceinline__ void accumulate(Ring<S, 1, C * BF16_TILE_BYTES, W>& ring, Flags<S, W>& flags, Place<S>& place,
+// bf16 in tiles of 32 columns, which products of any width have; or f32 in PARTS such tiles that are added up, small ones first.
+template <int NT, int S, int C, int PARTS, int W, typename F>
+__device__ __forceinline__ void accumulate(Ring<S, 1, C * PARTS * BF16_TILE_BYTES, W>& ring, Flags<S, W>& flags, Place<S>& place,
                                            const u8* const (&weights)[1], const Columns<NT>& columns, u32 tiles, u32 first,
                                            u32 last, Accumulators<NT> (&acc)[1], F before_tile) {
     // As many steps ahead as there are registers for.
@@ -141,23 +188,26 @@ __device__ __forceinline__ void accumulate(Ring<S, 1, C * BF16_TILE_BYTES, W>& r
     for (u32 at = first; at < last; at += C) {
         wait(flags, place);
         const u8* stage = ring.bytes[warp][place.stage][0];
-        fetch<BF16_TILE_BYTES, C>(ring, flags, before(place), weights, at + C * (S - 1), last);
+        fetch<PARTS * BF16_TILE_BYTES, C>(ring, flags, before(place), weights, at + C * (S - 1), last);
         next(place);
 #pragma unroll
         for (int c = 0; c < C; c++) {
             if (c > 0 && at + c >= last) break;
             before_tile(at + c);
-            uint4 low = ((const uint4*)(stage + c * BF16_TILE_BYTES))[lane];
-            uint4 high = ((const uint4*)(stage + c * BF16_TILE_BYTES + 512))[lane];
 #pragma unroll
-            for (int n = 0; n < NT; n++) {
-                if (n == 0 || n < tiles) {
-                    uint4& v = b[c % AHEAD][n];
-                    mma(acc[0].d[n], low.x, high.x, low.y, high.y, v.x, v.y);
-                    mma(acc[0].d[n], low.z, high.z, low.w, high.w, v.z, v.w);
-                    v = load_column(x[n], 32 * AHEAD);
+            for (int part = 0; part < PARTS; part++) {
+                const u8* tile = stage + (c * PARTS + part) * BF16_TILE_BYTES;
+                uint4 low = ((const uint4*)tile)[lane], high = ((const uint4*)(tile + 512))[lane];
+#pragma unroll
+                for (int n = 0; n < NT; n++) {
+                    if (n == 0 || n < tiles) {
+                        uint4& v = b[c % AHEAD][n];
+                        mma(acc[0].d[n], low.x, high.x, low.y, high.y, v.x, v.y);
+                        mma(acc[0].d[n], low.z, high.z, low.w, high.w, v.z, v.w);
+                        if (part == PARTS - 1) v = load_column(x[n], 32 * AHEAD);
+                    }
+                    if (part == PARTS - 1) x[n] += 32;
                 }
-                x[n] += 32;
             }
         }
     }

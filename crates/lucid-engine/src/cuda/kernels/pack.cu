@@ -53,20 +53,21 @@ extern "C" __global__ void list_groups(Visits visits, u32 slots, u32 size, u32 n
     }
 }
 
-// Packs `count` vectors of x in groups of `size`. grid (blocks of eight), 256 threads.
-extern "C" __global__ void pack_vectors(const u16* x, u32 count, u32 size, u32 cols, u8* packed) {
+// Packs `count` vectors of x in groups of `size`, for weights with scales for `sixteens` or not. grid (blocks of eight), 256 threads.
+extern "C" __global__ void pack_vectors(const u16* x, u32 count, u32 size, u32 cols, int sixteens, u8* packed) {
     wait_for_previous();
     u32 first = blockIdx.x * 8 / size * size, blocks = (min(count - first, size) + 7) / 8;
     u8* block = packed + (u64)first * cols * 2 + (blockIdx.x - first / 8) * 2048;
     for (u32 i = threadIdx.x; i < cols; i += blockDim.x)
         pack_piece(
-            i, [&](u32 r) { return blockIdx.x * 8 + r < count ? x + (u64)(blockIdx.x * 8 + r) * cols : nullptr; }, block,
+            i, sixteens, [&](u32 r) { return blockIdx.x * 8 + r < count ? x + (u64)(blockIdx.x * 8 + r) * cols : nullptr; }, block,
             blocks * 2048);
 }
 
-// Packs the groups' vectors: vector v is row `tokens[v]` of x, or row v without a list.
+// Packs the groups' vectors likewise: vector v is row `tokens[v]` of x, or row v without a list.
 // grid (groups at the most, as many blocks of eight as a group can have), 256 threads.
-extern "C" __global__ void pack_visitors(const uint4* groups, const u32* tokens, const u16* x, u32 cols, u8* packed) {
+extern "C" __global__ void pack_visitors(const uint4* groups, const u32* tokens, const u16* x, u32 cols, int sixteens,
+                                         u8* packed) {
     wait_for_previous();
     if (blockIdx.x >= __ldcg(groups).x) return;
     uint4 group = __ldcg(groups + 1 + blockIdx.x);
@@ -80,5 +81,5 @@ extern "C" __global__ void pack_visitors(const uint4* groups, const u32* tokens,
     }
     __syncthreads();
     for (u32 i = threadIdx.x; i < cols; i += blockDim.x)
-        pack_piece(i, [&](u32 r) { return x + (u64)rows[r] * cols; }, block, blocks * 2048);
+        pack_piece(i, sixteens, [&](u32 r) { return x + (u64)rows[r] * cols; }, block, blocks * 2048);
 }

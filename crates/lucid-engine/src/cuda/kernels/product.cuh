@@ -31,3 +31,8 @@ __device__ __forceinline__ void store_product(const Product& p, u32 vector, u32 
     }
     if (p.y_split) store_split(p.y_split + (u64)vector * TERMS * p.y_width, p.y_width, p.y_order, column, value);
 }
+
+// Two products that read the same vectors share a launch. Indexed where the parameters are: a copy would go to local memory.
+struct Products {
+    Product of[2];
+};

@@ -67,9 +67,10 @@ __device__ __forceinline__ Place<S> prepare(Flags<S, W>& flags) {
 
 #if BULK_COPIES
 // One lane sends tiles [at, at + C), but none from `end` on, of UNIT bytes each, on their way.
-template <int UNIT, int C, int S, int R, int W>
-__device__ __forceinline__ void send(Ring<S, R, C * UNIT, W>& ring, Flags<S, W>& flags, u32 stage, const u8* const (&from)[R],
-                                     u32 at, u32 end) {
+template <int UNIT, int C, int S, int R, int BYTES, int W>
+__device__ __forceinline__ void send(Ring<S, R, BYTES, W>& ring, Flags<S, W>& flags, u32 stage, const u8* const (&from)[R], u32 at,
+                                     u32 end) {
+    static_assert(C * UNIT <= BYTES, "a stage has room");
     u32 warp = threadIdx.x / 32, bytes = min(C, end - at) * UNIT;
     u32 flag = shared_address(&flags.full[warp][stage]);
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(flag), "r"(bytes * R) : "memory");

@@ -196,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(32 * FEW_TOKENS)
 
 // The lists of all experts that are here, by one block of 1,024 threads. Visits stand by expert, then by token, so every step has one order.
 //
-// slots: [here + 1]: the experts that somebody visits, as Visit (see experts.cu); the rest has count 0. tokens: [visits]: who
+// slots: [here + 1]: the experts that somebody visits, as Visit (see visits.cuh); the rest has count 0. tokens: [visits]: who
 // visits; places: [tokens, per_token]: where a route's visit stands, or ELSEWHERE. The shared expert is the first slot, for it has the most to
 // do; its visits come last, by token, from tokens * per_token on, whoever visits the others.
 //

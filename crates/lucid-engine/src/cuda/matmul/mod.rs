@@ -12,8 +12,8 @@ use super::kernels::{
     HOPPER_SHARED, Kernels, MATMUL_EVEN_SHARED, MATMUL_FEW_SHARED, MATMUL_FORMAT_SHARED, MATMUL_SHARED,
     Order, PREFILL_SHARED, PREFILL_VECTORS, ProductArgs,
 };
+use super::layout::Layout;
 use super::packing::pack;
-use super::weights::Layout;
 use crate::Error;
 
 /// Warps of a block, sixteen rows each (see `mma.cuh`).
@@ -22,7 +22,7 @@ const TILE_ROWS: usize = 16;
 /// Threads of a block of Hopper's kernels (see `hopper.cuh`).
 pub const HOPPER_THREADS: usize = 384;
 
-/// The two products of a launch, `Products` of `matmul.cu`.
+/// The two products of a launch, `Products` of `product.cuh`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Pair([ProductArgs; 2]);
@@ -42,9 +42,11 @@ pub fn multiply(
         && first.is_for_prefill(kernels)
         && second.is_none_or(|p| p.is_for_prefill(kernels))
     {
-        let as_they_stand = |product: &Product| product.args.gather == Address::NULL;
-        let all_stand = as_they_stand(&first) && second.as_ref().is_none_or(as_they_stand);
-        if let (true, Some(multiprocessors), Some(packed)) = (all_stand, kernels.hopper, first.packed) {
+        let for_hopper = |product: &Product| {
+            product.args.gather == Address::NULL && kernels.form(product.layout).products.hopper.is_some()
+        };
+        let all = for_hopper(&first) && second.as_ref().is_none_or(for_hopper);
+        if let (true, Some(multiprocessors), Some(packed)) = (all, kernels.hopper, first.packed) {
             return multiply_hopper(gpu, kernels, multiprocessors, packed, first, second, count);
         }
         let products = [Some(first), second].into_iter().flatten();
@@ -70,17 +72,20 @@ pub fn multiply(
         let grid = (first.tiles() + second.map_or(0, |second| second.tiles()), 1, 1);
         return launch!(gpu, kernel, grid, threads, shared; pair, first_tiles, vectors);
     }
-    let (kernel, columns) = match (first.family(), count * kernels.terms) {
-        (Family::Int4, 0..=8) => (kernels.matmul_int4_8, 8),
-        (Family::Int4, _) => (kernels.matmul_int4_32, 32),
-        (Family::F8Blocks, 0..=8) => (kernels.matmul_f8_8, 8),
-        (Family::F8Blocks, _) => (kernels.matmul_f8_32, 32),
-        (Family::Common, 0..=8) => (kernels.matmul_8, 8),
-        (Family::Common, 9..=24) => (kernels.matmul_24, 24),
-        (Family::Common, 25..=32) => (kernels.matmul_32, 32),
-        (Family::Common, _) => (kernels.matmul_64, 64),
+    let few_and_more = match first.family() {
+        Family::Form(Layout::F32) => Some((kernels.matmul_f32_8, kernels.matmul_f32_32)),
+        Family::Form(layout) => kernels.form(layout).products.few_and_more,
+        Family::Common => None,
     };
-    let shared = if first.family() == Family::Common { MATMUL_SHARED } else { MATMUL_FORMAT_SHARED };
+    let (kernel, columns) = match (few_and_more, count * kernels.terms) {
+        (Some((few, _)), 0..=8) => (few, 8),
+        (Some((_, more)), _) => (more, 32),
+        (None, 0..=8) => (kernels.matmul_8, 8),
+        (None, 9..=24) => (kernels.matmul_24, 24),
+        (None, 25..=32) => (kernels.matmul_32, 32),
+        (None, _) => (kernels.matmul_64, 64),
+    };
+    let shared = if few_and_more.is_some() { MATMUL_FORMAT_SHARED } else { MATMUL_SHARED };
     let at_a_time = columns / kernels.terms;
     let blocks = first.row_blocks();
     let all_blocks = blocks + second.map_or(0, |second| second.row_blocks());
@@ -112,12 +117,7 @@ fn row_tile_kernel(
 
 /// The kernel for prompts; the bits are those of decoding.
 fn multiply_prefill(gpu: &Gpu, kernels: &Kernels, product: Product, count: usize) -> Result<(), Error> {
-    let kernel = match product.layout {
-        Layout::Nvfp4 => kernels.matmul_prefill_nvfp4,
-        Layout::Int4 => kernels.matmul_prefill_int4,
-        Layout::F8Blocks => kernels.matmul_prefill_f8,
-        _ => kernels.matmul_prefill_bf16,
-    };
+    let kernel = kernels.form(product.layout).products.prefill;
     // A warp has two tiles of rows.
     let blocks = (product.args.rows as usize).div_ceil(2 * WARPS * TILE_ROWS);
     let (args, vectors) = (product.args, count as u32);
@@ -137,16 +137,12 @@ fn multiply_hopper(
 ) -> Result<(), Error> {
     let mut there = None;
     for product in [Some(first), second].into_iter().flatten() {
-        let (kernel, width) = match product.layout {
-            Layout::Nvfp4 => (kernels.matmul_hopper_nvfp4_128, 128),
-            Layout::Int4 => (kernels.matmul_hopper_int4_96, 96),
-            Layout::F8Blocks => (kernels.matmul_hopper_f8_96, 96),
-            _ => (kernels.matmul_hopper_bf16_128, 128),
-        };
+        let Some((kernel, width)) = kernels.form(product.layout).products.hopper else { continue };
         let args = product.args;
-        let wanted = (args.x, args.x_width, width);
+        let sixteens = product.layout.scales_sixteens();
+        let wanted = (args.x, args.x_width, width, sixteens);
         if there != Some(wanted) {
-            pack(gpu, kernels, args.x, count, width, args.x_width as usize, packed)?;
+            pack(gpu, kernels, args.x, count, width, args.x_width as usize, sixteens, packed)?;
             there = Some(wanted);
         }
         let (heads, vectors) = (product.heads as u32, count as u32);

@@ -3,16 +3,17 @@
 use super::{TILE_ROWS, WARPS};
 use crate::cuda::driver::Address;
 use crate::cuda::kernels::{Kernels, Order, ProductArgs};
+use crate::cuda::layout::Layout;
 use crate::cuda::packing::Packing;
-use crate::cuda::weights::{DeviceMatrix, Layout};
+use crate::cuda::weights::DeviceMatrix;
 
 /// Which kernels take a weight: products of one family share a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     /// bf16 and NVFP4.
     Common,
-    Int4,
-    F8Blocks,
+    /// Each other form by itself.
+    Form(Layout),
 }
 
 /// A product over a whole weight, one for each head or just one.
@@ -140,9 +141,8 @@ impl Product {
 
     pub(super) fn family(&self) -> Family {
         match self.layout {
-            Layout::Int4 => Family::Int4,
-            Layout::F8Blocks => Family::F8Blocks,
-            _ => Family::Common,
+            Layout::Bf16 | Layout::Nvfp4 => Family::Common,
+            layout => Family::Form(layout),
         }
     }
 
@@ -155,7 +155,7 @@ impl Product {
     /// Whether the kernels for prompts take it: steps of 128 columns.
     pub(super) fn is_for_prefill(&self, kernels: &Kernels) -> bool {
         let of_heads = self.args.x_head == 0 || self.args.x_head.is_multiple_of(128);
-        kernels.prefill && self.is_fast() && self.args.cols.is_multiple_of(128) && of_heads
+        kernels.prefill && self.is_fast() && self.layout.is_for_experts(self.args.cols as usize) && of_heads
     }
 
     pub(super) fn row_blocks(&self) -> usize {

@@ -16,11 +16,12 @@ use crate::cuda::driver::{Address, Gpu, launch};
 use crate::cuda::experts::{ExpertBuffers, Job, Normed, Pass, down, gate_up, visit};
 use crate::cuda::forward::{All, CudaModel};
 use crate::cuda::kernels::{Kernels, Order};
+use crate::cuda::layout::Layout;
 use crate::cuda::matmul::{Product, multiply};
 use crate::cuda::packing::Room;
 use crate::cuda::ranks::Ranks;
 use crate::cuda::router::Routes;
-use crate::cuda::weights::{DeviceMatrix, ExpertMatrices, FeedForward, Layer, Layout, Mlps, Query, Weights};
+use crate::cuda::weights::{DeviceMatrix, ExpertMatrices, FeedForward, Layer, Mlps, Query, Weights};
 use crate::kv_cache::{PAGE_TOKENS, PagePool};
 use crate::parallel::{ExpertSharing, Rank, Shard};
 use crate::{KvCacheDtype, Mode, Semantics, SemanticsOptions};
@@ -79,6 +80,21 @@ fn layers_at_full_width() {
     whole_layers(&gpu, kernels, &noise, layers, copy);
 }
 
+/// Layers with experts in GGUF's blocks, as Q4_K_M and Q8_0 have them; attention in bf16.
+#[test]
+#[ignore = "a benchmark, for a GPU with 80 GB or more"]
+fn layers_in_blocks_at_full_width() {
+    for layout in [Layout::Q4K, Layout::Q8_0] {
+        let Some((gpu, kernels)) = gpu_with_terms(1) else { return };
+        println!("{layout:?}");
+        kernels.prepare(&gpu, [layout]).unwrap();
+        let noise = Noise::new(&gpu);
+        let copy = bandwidth(&gpu, &kernels, &noise);
+        let layers: Vec<Layer> = (0..6).map(|_| noise.layer_in(&gpu, layout)).collect();
+        whole_layers(&gpu, kernels, &noise, layers, copy);
+    }
+}
+
 /// Bytes read and written a second in a copy; prints the read-only figure beside it.
 fn bandwidth(gpu: &Gpu, kernels: &Kernels, noise: &Noise) -> f64 {
     let bytes = 4usize << 30;
@@ -111,16 +127,22 @@ fn routed(layers: &[Layer]) -> Vec<&Mlps> {
         .collect()
 }
 
-/// The experts of native Kimi-K2.5 (INT4) and of Kimi-K2 (FP8 blocks), and bf16 ones, as shared experts are beside INT4. The values are
-/// noise, and some no numbers: only the time counts. With `ALL_PASSES` set, by all kernels that take them, not by the best alone.
+/// The experts of native Kimi-K2.5 (INT4) and of Kimi-K2 (FP8 blocks), and bf16 ones, as shared experts are beside INT4; GGUF's blocks. The values are
+/// noise, and some no numbers: only the time counts. With `ALL_PASSES` set, by all kernels that take them, not by the best alone;
+/// with `FORMS`, only those that it names.
 #[test]
 #[ignore = "a benchmark, for a GPU with 80 GB or more"]
 fn experts_in_other_forms_at_full_width() {
     let Some((gpu, kernels)) = gpu_with_terms(1) else { return };
     let noise = Noise::new(&gpu);
     let copy = bandwidth(&gpu, &kernels, &noise);
-    for (layout, layers) in [(Layout::Nvfp4, 3), (Layout::Int4, 3), (Layout::F8Blocks, 2), (Layout::Bf16, 1)]
-    {
+    let plain = [(Layout::Nvfp4, 3), (Layout::Int4, 3), (Layout::F8Blocks, 2), (Layout::Bf16, 1)];
+    let blocks = [(Layout::Q4K, 3), (Layout::Q5_0, 2), (Layout::Q5K, 2), (Layout::Q6K, 2), (Layout::Q8_0, 2)];
+    for (layout, layers) in plain.into_iter().chain(blocks) {
+        if std::env::var("FORMS").is_ok_and(|forms| !forms.contains(&format!("{layout:?}"))) {
+            continue;
+        }
+        kernels.prepare(&gpu, [layout]).unwrap();
         let mlps: Vec<Mlps> = (0..layers).map(|_| noise.mlps(&gpu, layout, EXPERTS + 1, WIDTH)).collect();
         for batch in [1, 8, 32, 64, 2_048] {
             println!("{layout:?}");

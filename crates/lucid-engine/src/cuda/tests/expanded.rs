@@ -10,8 +10,9 @@ use crate::cuda::cache::LayerCache;
 use crate::cuda::driver::{Buffer, Gpu};
 use crate::cuda::expanded::Expanded;
 use crate::cuda::kernels::{Kernels, Order};
+use crate::cuda::layout::Layout;
 use crate::cuda::packing::{Packing, Room};
-use crate::cuda::weights::{DeviceMatrix, Layout};
+use crate::cuda::weights::DeviceMatrix;
 use crate::kv_cache::{PAGE_TOKENS, PageId, PagePool};
 use crate::{KvCacheDtype, Mode};
 

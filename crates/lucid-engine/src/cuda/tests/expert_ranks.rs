@@ -13,9 +13,10 @@ use crate::cuda::driver::{Buffer, Gpu};
 use crate::cuda::experts::{ExpertBuffers, Normed, Output, run};
 use crate::cuda::graph::Graphs;
 use crate::cuda::kernels::{Kernels, Order};
+use crate::cuda::layout::Layout;
 use crate::cuda::packing::Room;
 use crate::cuda::router::Routes;
-use crate::cuda::weights::{Experts, Layout};
+use crate::cuda::weights::Experts;
 use crate::parallel::{ExpertSharing, Rank};
 
 /// So many layers take turns: what one of them reads is no longer in the second-level cache when its turn comes again.

@@ -8,9 +8,10 @@ use super::{bf16, gpu, gpu_with_terms, read, same_bits, some_of, split_vectors};
 use crate::cuda::driver::{Address, Gpu};
 use crate::cuda::experts::{ExpertBuffers, Job, Normed, Output, Pass, visit};
 use crate::cuda::kernels::{Kernels, Order};
+use crate::cuda::layout::Layout;
 use crate::cuda::packing::Room;
 use crate::cuda::router::Routes;
-use crate::cuda::weights::{Layout, Mlps, upload_experts};
+use crate::cuda::weights::{Mlps, upload_experts};
 use crate::parallel::{ExpertSharing, Rank, Shard};
 use crate::weights::Mlp;
 
@@ -47,16 +48,26 @@ fn visits_match_f64(terms: usize, tolerance: f64) {
         (Layout::F8Blocks, 1_024, 272),
         (Layout::F8Blocks, 128, 1_152),
         (Layout::Q8_0, 64, 96),
+        (Layout::Q8_0, 256, 128),
+        (Layout::Q8_0, 1_024, 288),
+        (Layout::Q8_0, 128, 1_152),
+        (Layout::Q5_0, 256, 384),
         (Layout::Q4K, 256, 256),
+        (Layout::Q4K, 1_024, 256),
+        (Layout::Q5K, 512, 256),
         (Layout::Q6K, 256, 512),
+        (Layout::Q6K, 1_792, 256),
     ];
-    for (layout, hidden, width) in some_of(shapes, |&(_, hidden, _)| hidden == 256) {
-        let matrix = |rows, cols, seed| random::matrix(layout, rows, cols, seed);
+    // Down in more bits, as llama.cpp's mixtures have it.
+    let mixed = [(Layout::Q4K, 512, 256), (Layout::Q5K, 256, 1_024)];
+    let alike = shapes.into_iter().map(|(layout, hidden, width)| (layout, layout, hidden, width));
+    let unlike = mixed.into_iter().map(|(layout, hidden, width)| (layout, Layout::Q6K, hidden, width));
+    for (layout, of_down, hidden, width) in some_of(alike.chain(unlike), |&(_, _, hidden, _)| hidden == 256) {
         let mlps: Vec<Mlp> = (0..=EXPERTS as u64)
             .map(|e| Mlp {
-                gate: matrix(width, hidden, 10 + e),
-                up: matrix(width, hidden, 20 + e),
-                down: matrix(hidden, width, 30 + e),
+                gate: random::matrix(layout, width, hidden, 10 + e),
+                up: random::matrix(layout, width, hidden, 20 + e),
+                down: random::matrix(of_down, hidden, width, 30 + e),
             })
             .collect();
         // All experts, and the part of a rank that has some of them and the shared one.
@@ -131,7 +142,8 @@ fn visits_match_f64(terms: usize, tolerance: f64) {
                 .filter(|(_, _, expert)| here.contains(expert))
                 .collect();
             pairs.extend((0..count).map(|token| (count * PER_TOKEN + token, token, EXPERTS)));
-            for (place, token, expert) in pairs {
+            // f64 takes long: of many visits some, of every expert.
+            for (place, token, expert) in pairs.into_iter().step_by(1 + count / 16) {
                 let expected = swiglu(&mlps[expert], &xs[token * hidden..][..hidden]);
                 let size = expected.iter().map(|y| y.abs()).fold(0.0, f64::max);
                 for (which, y) in [("plain", &plain), ("fast", &narrow)] {

@@ -6,9 +6,10 @@ use super::random::Random;
 use crate::cuda::driver::{Buffer, Gpu};
 use crate::cuda::forward::CudaModel;
 use crate::cuda::kernels::Kernels;
+use crate::cuda::layout::Layout;
 use crate::cuda::ranks::Ranks;
 use crate::cuda::weights::{
-    Attention, DeviceMatrix, ExpertMatrices, Experts, FeedForward, Layer, Layout, Mlps, Query, Weights,
+    Attention, DeviceMatrix, ExpertMatrices, Experts, FeedForward, Layer, Mlps, Query, Weights,
 };
 use crate::kv_cache::{PAGE_TOKENS, PageId, PagePool};
 use crate::parallel::{ExpertSharing, Rank, Shard};
@@ -83,6 +84,31 @@ impl Noise {
         }
     }
 
+    /// Tiles of one of GGUF's block types: any codes, scales so large that values have a size of about three, or two where minima spread them.
+    fn tiles_of_blocks(gpu: &Gpu, layout: Layout) -> Buffer {
+        let bytes = layout.tiled_bytes(16, 128);
+        let mut random = Random::new(7);
+        let mut tiles: Vec<u8> = (0..bytes * 14_593).map(|_| random.word() as u8).collect();
+        for tile in tiles.chunks_exact_mut(bytes) {
+            match layout {
+                // Scales for 32 columns, by how many bits codes have.
+                Layout::Q8_0 => halves(&mut tile[2_048..], &[0x2900]),
+                Layout::Q5_0 => halves(&mut tile[1_280..], &[0x3400]),
+                // Six bits of scale and minimum; factors, so that values have no mean.
+                Layout::Q4K | Layout::Q5K => {
+                    let (codes, factors) = match layout {
+                        Layout::Q4K => (1_024, [0x2400, 0x2f80]),
+                        _ => (1_280, [0x2000, 0x2fc0]),
+                    };
+                    tile[codes..codes + 128].iter_mut().for_each(|byte| *byte &= 63);
+                    halves(&mut tile[codes + 128..], &factors);
+                }
+                _ => halves(&mut tile[1_536 + 128..], &[0x1800]),
+            }
+        }
+        gpu.upload(&tiles).unwrap()
+    }
+
     pub fn experts(
         &self,
         gpu: &Gpu,
@@ -94,8 +120,9 @@ impl Noise {
         // Codes have a standard deviation of 2.9, scales of about 1.1.
         let global = 1.0 / (3.2 * (cols as f32).sqrt());
         let value_stride = layout.tiled_bytes(rows, cols);
+        let blocks = layout.block_kernels().map(|_| Noise::tiles_of_blocks(gpu, layout));
         ExpertMatrices {
-            values: self.fill(gpu, &self.tiles, experts * value_stride),
+            values: self.fill(gpu, blocks.as_ref().unwrap_or(&self.tiles), experts * value_stride),
             scales: gpu.allocate(0).unwrap(),
             global_scales: gpu.upload(&vec![global; experts]).unwrap(),
             value_stride,
@@ -116,6 +143,11 @@ impl Noise {
     }
 
     pub fn layer(&self, gpu: &Gpu) -> Layer {
+        self.layer_in(gpu, Layout::Nvfp4)
+    }
+
+    /// A layer with experts in this form.
+    pub fn layer_in(&self, gpu: &Gpu, experts: Layout) -> Layer {
         let ones = |len: usize| gpu.upload(&vec![1f32; len]).unwrap();
         Layer {
             input_layernorm: ones(HIDDEN),
@@ -137,11 +169,18 @@ impl Noise {
                 router: self.bf16(gpu, EXPERTS, HIDDEN),
                 bias: Some(gpu.upload(&vec![0f32; EXPERTS]).unwrap()),
                 numbers: 0..EXPERTS,
-                routed: self.mlps(gpu, Layout::Nvfp4, EXPERTS + 1, WIDTH),
+                routed: self.mlps(gpu, experts, EXPERTS + 1, WIDTH),
                 shared_joined: true,
                 shared: None,
             })),
         }
+    }
+}
+
+/// Binary16 numbers with these bits, one after the other and again.
+fn halves(bytes: &mut [u8], bits: &[u16]) {
+    for (half, bits) in bytes.chunks_exact_mut(2).zip(bits.iter().cycle()) {
+        half.copy_from_slice(&bits.to_le_bytes());
     }
 }
 

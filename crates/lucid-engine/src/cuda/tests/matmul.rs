@@ -1,11 +1,14 @@
+use lucid_checkpoint::gguf::BlockType;
 use lucid_checkpoint::{Bytes, Matrix, Packed, ScaleType, Scales, e4m3_to_f32, nvfp4};
 
 use super::random::{self, Random, decoded, dot};
 use super::{bf16, gpu, gpu_with_terms, poisoned, read, same_bits, some_of, split_vectors};
 use crate::cuda::kernels::Order;
+use crate::cuda::layout::Layout;
+use crate::cuda::layout::check_layout;
 use crate::cuda::matmul::{Product, multiply, multiply_plain};
 use crate::cuda::packing::{Packing, Room};
-use crate::cuda::weights::{DeviceMatrix, Layout};
+use crate::cuda::weights::DeviceMatrix;
 
 /// A sum's rounding, relative to the sum of its absolute terms: tensor cores cut products off below 2^-24 of the largest.
 const TOLERANCE: f64 = 2e-6;
@@ -214,11 +217,97 @@ fn every_code_of_f8_and_int4_is_decoded_exactly() {
     }
 }
 
+/// The same for GGUF's blocks of random bytes, in tiles and, with 32 columns, as stored. A minimum is taken off the sum in place of the
+/// value: a rounding's difference.
+#[test]
+fn codes_of_blocks_are_decoded_exactly() {
+    let Some((gpu, kernels)) = gpu() else { return };
+    let exact = [Layout::Q8_0, Layout::Q5_0, Layout::Q6K];
+    for layout in exact.into_iter().chain([Layout::Q4K, Layout::Q5K]) {
+        let (rows, cols) = (67, 256);
+        let host = random::matrix(layout, rows, cols, 17);
+        let (weight, values) = (DeviceMatrix::upload(&gpu, &kernels, &host).unwrap(), decoded(&host));
+        let units: Vec<f32> =
+            (0..cols * cols).map(|i| if i / cols == i % cols { 1.0 } else { 0.0 }).collect();
+        let x = split_vectors(&gpu, &kernels, &units, cols, Order::Natural);
+        let y = poisoned(&gpu, cols * rows);
+        let product = Product::new(&weight, x.address()).into(y.address());
+        multiply(&gpu, &kernels, product, None, cols).unwrap();
+        let fast = read(&gpu, &y, cols * rows);
+        multiply_plain(&gpu, &kernels, product, cols).unwrap();
+        let plain = read(&gpu, &y, cols * rows);
+        // Values in a block are at most so far apart in size that a rounding of the largest shows.
+        let largest = values.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let rounding = if exact.contains(&layout) { 0.0 } else { largest * 4.0 / 16_777_216.0 };
+        for (i, &expected) in values.iter().enumerate() {
+            let at = i % cols * rows + i / cols;
+            assert!(plain[at] == expected, "{layout:?} {i}: {} as stored, not {expected}", plain[at]);
+            let error = (fast[at] - expected).abs();
+            assert!(error <= rounding, "{layout:?} {i}: {} in tiles, not {expected}", fast[at]);
+        }
+    }
+}
+
+/// What other block types become in tiles: the values that the reader decodes.
+#[test]
+fn repacked_blocks_have_the_same_values() {
+    let Some((gpu, kernels)) = gpu() else { return };
+    for block in [BlockType::Q4_0, BlockType::IQ4_NL, BlockType::Q3_K, BlockType::NVFP4] {
+        let (rows, cols) = (37, 512);
+        let host = random::repacked(block, rows, cols, 23);
+        check_layout(&host).unwrap();
+        let (weight, values) = (DeviceMatrix::upload(&gpu, &kernels, &host).unwrap(), decoded(&host));
+        let units: Vec<f32> =
+            (0..cols * cols).map(|i| if i / cols == i % cols { 1.0 } else { 0.0 }).collect();
+        let x = split_vectors(&gpu, &kernels, &units, cols, weight.order());
+        let y = poisoned(&gpu, cols * rows);
+        multiply(&gpu, &kernels, Product::new(&weight, x.address()).into(y.address()), None, cols).unwrap();
+        let y = read(&gpu, &y, cols * rows);
+        for (i, &expected) in values.iter().enumerate() {
+            let got = y[i % cols * rows + i / cols];
+            assert!(got == expected, "{block} {i}: {got}, not {expected}");
+        }
+    }
+}
+
+/// f32 in three parts loses nothing: products with unit vectors are the values. Values that bf16 holds become bf16.
+#[test]
+fn f32_weights_are_multiplied_exactly() {
+    let Some((gpu, kernels)) = gpu() else { return };
+    let (rows, cols) = (37, 160);
+    let units: Vec<f32> = (0..cols * cols).map(|i| if i / cols == i % cols { 1.0 } else { 0.0 }).collect();
+    let x = split_vectors(&gpu, &kernels, &units, cols, Order::Natural);
+    let any = random::vector(rows * cols, 3);
+    let short: Vec<f32> = any.iter().map(|&value| bf16(value)).collect();
+    for (values, layout) in [(any, Layout::F32), (short, Layout::Bf16)] {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let packed = Packed::F32(Bytes::from(bytes));
+        let host = Matrix { name: "values".into(), rows, cols, packed };
+        let weight = DeviceMatrix::upload(&gpu, &kernels, &host).unwrap();
+        assert_eq!(weight.layout, layout);
+        let y = poisoned(&gpu, cols * rows);
+        multiply(&gpu, &kernels, Product::new(&weight, x.address()).into(y.address()), None, cols).unwrap();
+        let y = read(&gpu, &y, cols * rows);
+        assert!(
+            values.iter().enumerate().all(|(i, &value)| y[i % cols * rows + i / cols] == value),
+            "{layout:?}"
+        );
+    }
+}
+
+#[test]
+fn a_type_that_only_tiles_hold_needs_their_columns() {
+    let odd = random::repacked(BlockType::Q4_0, 3, 96, 1);
+    let error = check_layout(&odd).unwrap_err().to_string();
+    assert!(error.contains("Q4_0 with rows of 96 values"), "{error}");
+    assert!(check_layout(&random::repacked(BlockType::Q4_0, 3, 128, 1)).is_ok());
+}
+
 #[test]
 fn heads_take_their_own_rows_and_columns() {
     let Some((gpu, kernels)) = gpu() else { return };
     let (heads, skip, rows, cols, count) = (5, 32, 48, 128, 3);
-    for layout in [Layout::Bf16, Layout::F32, Layout::Nvfp4, Layout::Int4] {
+    for layout in [Layout::Bf16, Layout::F32, Layout::Nvfp4, Layout::Int4, Layout::Q8_0, Layout::Q5_0] {
         let host = random::matrix(layout, heads * (skip + rows), cols, 3);
         let (weight, values) = (DeviceMatrix::upload(&gpu, &kernels, &host).unwrap(), decoded(&host));
         let xs = random::vector(count * heads * cols, 4);
@@ -265,18 +354,21 @@ fn two_products_share_a_launch() {
     assert!(same_bits(&together, &run(false)) && together.iter().all(|y| y.is_finite()));
 }
 
-/// Not a test of anything: prints the times of products with GGUF's blocks, which the plain kernels compute.
+/// Not a test of anything: prints the times of products with GGUF's blocks.
 #[test]
 #[ignore = "a benchmark"]
 fn products_with_blocks_at_full_width() {
     let Some((gpu, kernels)) = gpu_with_terms(1) else { return };
     let (rows, cols) = (16_384, 7_168);
-    for layout in [Layout::Q8_0, Layout::Q5_0, Layout::Q4K, Layout::Q5K, Layout::Q6K] {
+    const MOST: usize = 2_048;
+    for layout in [Layout::Int4, Layout::Q8_0, Layout::Q5_0, Layout::Q4K, Layout::Q5K, Layout::Q6K] {
         let weight = DeviceMatrix::upload(&gpu, &kernels, &random::matrix(layout, rows, cols, 3)).unwrap();
-        let x = split_vectors(&gpu, &kernels, &random::vector(64 * cols, 4), cols, layout.order(cols));
-        let y = poisoned(&gpu, 64 * rows);
-        for count in [1, 8, 64] {
-            let product = Product::new(&weight, x.address()).into(y.address());
+        let x = split_vectors(&gpu, &kernels, &random::vector(MOST * cols, 4), cols, layout.order(cols));
+        let y = poisoned(&gpu, MOST * rows);
+        let room = Room { tokens: MOST, columns: cols, visits: 0, visit_columns: 0, slots: 0 };
+        let packing = Packing::new(&gpu, &kernels, room).unwrap();
+        for count in [1, 8, 32, 64, MOST] {
+            let product = Product::new(&weight, x.address()).packed_in(&packing).into(y.address());
             let mut times: Vec<f64> = (0..8)
                 .map(|_| gpu.time(|| multiply(&gpu, &kernels, product, None, count)).unwrap())
                 .collect();

@@ -3,7 +3,7 @@
 use lucid_checkpoint::gguf::BlockType;
 use lucid_checkpoint::{Bytes, Matrix, Packed, ScaleType, Scales};
 
-use crate::cuda::weights::Layout;
+use crate::cuda::layout::Layout;
 
 /// A small generator (Steele et al. 2014, SplitMix64).
 pub struct Random(u64);
@@ -100,6 +100,23 @@ pub fn matrix(layout: Layout, rows: usize, cols: usize, seed: u64) -> Matrix {
         Layout::Q6K => blocks(&mut random, BlockType::Q6_K, len, &[208]),
     };
     Matrix { name: format!("random {}", layout as i32), rows, cols, packed }
+}
+
+/// A matrix in a block type of GGUF that takes another one's tiles.
+pub fn repacked(block: BlockType, rows: usize, cols: usize, seed: u64) -> Matrix {
+    let mut random = Random::new(seed);
+    let at: &[usize] = match block {
+        BlockType::Q4_0 | BlockType::IQ4_NL => &[0],
+        BlockType::Q3_K => &[108],
+        // Its scales are E4M3: any byte is one.
+        _ => &[],
+    };
+    Matrix {
+        name: format!("random {block}"),
+        rows,
+        cols,
+        packed: blocks(&mut random, block, rows * cols, at),
+    }
 }
 
 /// Random blocks of GGUF, with binary16 scales from 2^-11 to 2^-8 `at` these bytes.
