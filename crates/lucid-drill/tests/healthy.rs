@@ -33,11 +33,9 @@ fn a_healthy_server_is_called_healthy_at_the_cost_that_the_checks_state() {
         assert!(*requests <= u64::from(stated.requests), "{check}: {requests} requests, {stated:?}");
         assert!(*tokens <= u64::from(stated.tokens), "{check}: {tokens} tokens, {stated:?}");
     }
-    // Every probe came to a conclusion, but for the schema that this server honestly refuses.
+    // Every probe came to a conclusion.
     for check in report.checks.iter().filter(|check| check.id.starts_with("endpoint.")) {
-        let expected =
-            if check.id == "endpoint.schema" { CheckOutcome::Skipped } else { CheckOutcome::Passed };
-        assert_eq!(check.outcome, expected, "{check:?}");
+        assert_eq!(check.outcome, CheckOutcome::Passed, "{check:?}");
     }
     assert!(outcome.tokens < 60_000, "{} tokens", outcome.tokens);
 }

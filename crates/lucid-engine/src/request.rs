@@ -3,6 +3,8 @@
 use lucid_checkpoint::TokenId;
 use serde::{Deserialize, Serialize};
 
+use crate::guide::Guide;
+
 /// How the next token is drawn. The defaults are greedy and neutral.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
@@ -61,6 +63,8 @@ pub struct Request {
     pub prompt_logprobs: Option<usize>,
     /// Report the experts that every token went to.
     pub routes: bool,
+    /// What the answer is held to.
+    pub guide: Option<Box<dyn Guide>>,
 }
 
 /// The experts that the tokens of a sequence went to. The last token of an answer went nowhere: nothing came after it.

@@ -91,19 +91,40 @@ struct Active {
 impl Active {
     /// The next draw, if it is from the logits as they are.
     fn choice(&mut self) -> Option<Choice> {
-        if forbidden(&self.request, self.generated).is_empty() { self.sampler.plain() } else { None }
+        let free = self.request.guide.as_ref().is_none_or(|guide| guide.is_idle());
+        let anything = free && forbidden(&self.request, self.generated).is_empty();
+        if anything { self.sampler.plain() } else { None }
     }
 
     /// Draws from finite `logits` `[vocab_size]`, which are changed.
-    fn draw(&mut self, logits: &mut [f32], raw: &mut Vec<f32>) -> Drawn {
+    ///
+    /// # Errors
+    /// When what the answer is held to fails.
+    fn draw(&mut self, logits: &mut [f32], raw: &mut Vec<f32>) -> Result<Drawn, String> {
         if self.request.logprobs.is_some() {
             raw.clear();
             raw.extend_from_slice(logits);
         }
-        let token = self.sampler.draw(logits, forbidden(&self.request, self.generated));
+        if let Some(guide) = &mut self.request.guide {
+            guide.restrict(logits)?;
+        }
+        let mut not_yet = forbidden(&self.request, self.generated);
+        if self.request.guide.is_some() && !not_yet.is_empty() && !anything_else(logits, not_yet) {
+            // A complete answer ends, however few tokens it took: nothing else may follow.
+            not_yet = &[];
+        }
+        let token = self.sampler.draw(logits, not_yet);
         // Finite, as was seen.
-        (token, self.request.logprobs.and_then(|top| score(raw, token, top).ok()))
+        Ok((token, self.request.logprobs.and_then(|top| score(raw, token, top).ok())))
     }
+}
+
+/// Whether a token is allowed that is none of `tokens`.
+fn anything_else(logits: &[f32], tokens: &[TokenId]) -> bool {
+    let allowed = |(row, logit): (usize, &f32)| {
+        *logit > f32::NEG_INFINITY && !tokens.iter().any(|token| token.row() == row)
+    };
+    logits.iter().enumerate().any(allowed)
 }
 
 /// Tokens that must not come yet.
@@ -460,12 +481,18 @@ impl Stepper {
             Next::Drawn(drawn) => drawn,
             Next::Logits(row) => {
                 let logits = &mut self.next_logits[row * vocab..(row + 1) * vocab];
-                all_finite(logits).then(|| active.draw(logits, &mut self.raw_logits))
+                match all_finite(logits).then(|| active.draw(logits, &mut self.raw_logits)).transpose() {
+                    Ok(drawn) => drawn,
+                    Err(why) => return finished.push((id, Finish::Failed(why))),
+                }
             }
         };
         let Some((token, logprobs)) = drawn else {
             return finished.push((id, not_finite(&self.shared, id, position)));
         };
+        if let Some(Err(why)) = active.request.guide.as_mut().map(|guide| guide.accept(token)) {
+            return finished.push((id, Finish::Failed(why)));
+        }
         if self.prefix_cache {
             // A NaN in any of the prompt's cache entries would have reached these logits.
             self.scheduler.share(work.running);

@@ -186,6 +186,7 @@ fn draws_dont_depend_on_who_draws() {
                     prompt: prompts[i % prompts.len()].tokens[..20].to_vec(),
                     max_tokens: 40,
                     routes: false,
+                    guide: None,
                     min_tokens: if i % 7 == 0 { 10 } else { 0 },
                     stop_tokens: vec![TokenId(3)],
                     sampling: Sampling {

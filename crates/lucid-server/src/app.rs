@@ -1,12 +1,13 @@
 //! What all requests share: the engine, the texts around it, and the metrics.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use lucid_checkpoint::{Checkpoint, Files, TokenId};
 use lucid_engine::{Engine, EngineOptions, LoadFormat, Semantics};
+use lucid_grammar::Grammars;
 use lucid_text::{ChatTemplate, Tokenizer};
 
 use crate::metrics::Metrics;
@@ -41,6 +42,8 @@ pub(crate) struct Inner {
     pub(crate) dev_mode: bool,
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
+    /// Made when the first request wants one: that takes a second, and memory.
+    pub(crate) grammars: OnceLock<Result<Grammars, lucid_grammar::Error>>,
     request_ids: RequestIds,
 }
 
@@ -123,6 +126,7 @@ impl App {
             guise,
             dev_mode,
             limits,
+            grammars: OnceLock::new(),
             request_ids: RequestIds::default(),
         };
         App { inner: Arc::new(inner) }

@@ -22,6 +22,7 @@ mod routes;
 mod running;
 mod sse;
 mod stop_strings;
+mod structured;
 mod validate;
 
 pub use app::App;

@@ -5,8 +5,10 @@ Needs `pip install openai`. Ends with "all good", or with the assertion that fai
 
 import json
 import sys
+import typing
 
 import openai
+import pydantic
 
 client = openai.OpenAI(base_url=sys.argv[1], api_key="none", max_retries=0)
 MODEL = client.models.list().data[0].id
@@ -101,6 +103,30 @@ def tools_streamed():
     assert json.loads(choice.message.tool_calls[0].function.arguments) == {"city": "Oslo"}, choice
 
 
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+    languages: list[typing.Literal["French", "German"]]
+
+
+def parsed():
+    """The client makes the schema, and its own model of it judges the answer."""
+    answer = client.chat.completions.parse(
+        model=MODEL, messages=QUESTION, temperature=0, max_tokens=500, response_format=Person
+    )
+    assert isinstance(answer.choices[0].message.parsed, Person), answer
+    return answer.choices[0].message.content
+
+
+def forced():
+    for choice in "required", {"type": "function", "function": {"name": "get_weather"}}:
+        answer = client.chat.completions.create(
+            model=MODEL, messages=QUESTION, tools=TOOLS, tool_choice=choice, temperature=0, max_tokens=500
+        )
+        for call in answer.choices[0].message.tool_calls:
+            assert call.function.name == "get_weather" and type(json.loads(call.function.arguments)["city"]) is str, call
+
+
 def extensions():
     answer = client.chat.completions.create(
         model=MODEL,
@@ -140,14 +166,14 @@ def errors():
     refused(openai.BadRequestError, "temperature", temperature=-1)
     refused(openai.BadRequestError, "messages", messages=[])
     refused(openai.BadRequestError, "max_tokens", max_tokens=10**9)
-    refused(openai.BadRequestError, "response_format", response_format={"type": "json_object"})
-    refused(openai.BadRequestError, "tool_choice", tools=TOOLS, tool_choice="required")
+    refused(openai.BadRequestError, "response_format.type", response_format={"type": "poem"})
+    refused(openai.BadRequestError, "tool_choice", tool_choice="required")
     image = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
     refused(openai.BadRequestError, "messages[0].content[0].type", messages=[{"role": "user", "content": image}])
 
 
 for check in (
-    whole, streamed, stream_helper, stream_closed_early, logprobs, tools, tools_streamed, extensions, completions, errors
+    whole, streamed, stream_helper, stream_closed_early, logprobs, tools, tools_streamed, parsed, forced, extensions, completions, errors
 ):
     print(f"{check.__name__}: {check() or 'ok'}")
 print("all good with openai", openai.__version__)

@@ -16,6 +16,7 @@ use crate::app::{Inner, unix_seconds};
 use crate::choice::Reading;
 use crate::generation::{Generation, Job};
 use crate::protocol::error::ApiError;
+use crate::structured::Guidance;
 use crate::validate::chat::{self, ChatRequest};
 
 /// A chat request on its way: what its answer's shape depends on.
@@ -27,11 +28,13 @@ pub(crate) struct Chat {
     pub(crate) prompt_text: String,
     pub(crate) prompt: Vec<TokenId>,
     max_tokens: usize,
+    /// The answer begins inside the reasoning.
+    thinking: bool,
 }
 
 impl Chat {
-    /// Checks a body, renders the conversation and encodes it. Takes time in proportion to the prompt.
-    pub(crate) fn prepare(app: Arc<Inner>, body: &[u8]) -> Result<Chat, ApiError> {
+    /// Checks a body, renders the conversation, encodes it and compiles what the answer is held to. Takes time in proportion to these.
+    pub(crate) fn prepare(app: Arc<Inner>, body: &[u8]) -> Result<(Chat, Guidance), ApiError> {
         let request = chat::parse(body, &app.facts)?;
         let prompt_text = app.act.rendered(app.render(&request.prompt, request.tools.declared.as_ref())?);
         let prompt = app.encode(&prompt_text, "messages")?;
@@ -40,12 +43,15 @@ impl Chat {
             None => (None, "max_tokens"),
         };
         let max_tokens = app.act.budget(app.facts.budget(prompt.len(), asked, field)?);
+        let thinking = app.thinks(&prompt_text, request.prompt.thinking());
+        let guide = app.chat_guide(&request, thinking)?;
         let id = app.request_id("chatcmpl");
-        Ok(Chat { app, id, created: unix_seconds(), request, prompt_text, prompt, max_tokens })
+        let created = unix_seconds();
+        Ok((Chat { app, id, created, request, prompt_text, prompt, max_tokens, thinking }, guide))
     }
 
     /// Hands the request to the engine.
-    pub(crate) fn start(&self) -> Result<Generation, ApiError> {
+    pub(crate) fn start(&self, guide: &Guidance) -> Result<Generation, ApiError> {
         let common = &self.request.common;
         let stop_tokens = self.app.stop_tokens(&common.stop_token_ids, common.ignore_eos);
         let act = &self.app.act;
@@ -62,6 +68,7 @@ impl Chat {
                 // The same for every answer: once is enough.
                 prompt_logprobs: common.prompt_logprobs.filter(|_| index == 0),
                 routes: common.routes,
+                guide: guide.clone(),
             },
             reading: Reading {
                 skip_special_tokens: common.skip_special_tokens,

@@ -22,8 +22,7 @@ pub(crate) struct Reader {
 
 impl Reader {
     pub(crate) fn new(chat: &Chat) -> Reader {
-        let options =
-            OutputOptions { thinking: chat.request.prompt.thinking(), tools: chat.request.tools.parse };
+        let options = OutputOptions { thinking: chat.thinking, tools: chat.request.tools.parse };
         Reader {
             parser: OutputParser::new(options),
             include_reasoning: chat.request.include_reasoning,

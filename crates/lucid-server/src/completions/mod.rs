@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use lucid_checkpoint::TokenId;
 use lucid_engine::Request;
+use lucid_grammar::Beginning;
 
 pub(crate) use stream::CompletionsStream;
 pub(crate) use whole::collect;
@@ -16,6 +17,7 @@ use crate::app::{Inner, unix_seconds};
 use crate::choice::Reading;
 use crate::generation::{Generation, Job};
 use crate::protocol::error::ApiError;
+use crate::structured::Guidance;
 use crate::validate::completions::{self, CompletionsRequest, Prompt};
 
 /// A completions request on its way.
@@ -36,7 +38,7 @@ pub(crate) struct Encoded {
 
 impl Completions {
     /// Checks a body and encodes its prompts. Takes time in proportion to them.
-    pub(crate) fn prepare(app: Arc<Inner>, body: &[u8]) -> Result<Completions, ApiError> {
+    pub(crate) fn prepare(app: Arc<Inner>, body: &[u8]) -> Result<(Completions, Guidance), ApiError> {
         let mut request = completions::parse(body, &app.facts)?;
         let prompts = std::mem::take(&mut request.prompts)
             .into_iter()
@@ -53,12 +55,17 @@ impl Completions {
                 Ok(Encoded { text, tokens, max_tokens })
             })
             .collect::<Result<_, ApiError>>()?;
+        let guide = request
+            .structured
+            .as_ref()
+            .map(|structured| app.guide(&structured.grammar, &structured.field, Beginning::Answer))
+            .transpose()?;
         let id = app.request_id("cmpl");
-        Ok(Completions { app, id, created: unix_seconds(), request, prompts })
+        Ok((Completions { app, id, created: unix_seconds(), request, prompts }, guide))
     }
 
     /// Hands the request to the engine: `n` answers to the first prompt, then to the second…
-    pub(crate) fn start(&self) -> Result<Generation, ApiError> {
+    pub(crate) fn start(&self, guide: &Guidance) -> Result<Generation, ApiError> {
         let common = &self.request.common;
         let stop_tokens = self.app.stop_tokens(&common.stop_token_ids, common.ignore_eos);
         let jobs = self.prompts.iter().flat_map(|prompt| {
@@ -74,6 +81,7 @@ impl Completions {
                     logprobs: self.request.logprobs,
                     prompt_logprobs: self.prompt_logprobs(),
                     routes: common.routes,
+                    guide: guide.clone(),
                 },
                 reading: Reading {
                     skip_special_tokens: common.skip_special_tokens,

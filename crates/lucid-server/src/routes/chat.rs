@@ -11,8 +11,8 @@ use crate::protocol::error::ApiError;
 use crate::sse;
 
 pub(crate) async fn chat(State(app): State<App>, RawBody(body): RawBody) -> Result<Response, ApiError> {
-    let chat = blocking(move || Chat::prepare(app.inner, &body)).await?;
-    let generation = chat.start()?;
+    let (chat, guide) = blocking(move || Chat::prepare(app.inner, &body)).await?;
+    let generation = chat.start(&guide)?;
     if chat.request.common.stream.is_some() {
         return Ok(sse::response(ChatStream::new(chat, generation)));
     }

@@ -14,8 +14,8 @@ pub(crate) async fn completions(
     State(app): State<App>,
     RawBody(body): RawBody,
 ) -> Result<Response, ApiError> {
-    let completions = blocking(move || Completions::prepare(app.inner, &body)).await?;
-    let generation = completions.start()?;
+    let (completions, guide) = blocking(move || Completions::prepare(app.inner, &body)).await?;
+    let generation = completions.start(&guide)?;
     if completions.request.common.stream.is_some() {
         return Ok(sse::response(CompletionsStream::new(completions, generation)));
     }

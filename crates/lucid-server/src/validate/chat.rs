@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 
 use super::fields::Fields;
 use super::sampling::Common;
+use super::structured::{self, Structured};
 use super::tools::{self, Tools};
 use super::{MAX_LOGPROBS, ModelFacts, log_unknown, messages, unsupported};
 use crate::protocol::error::ApiError;
@@ -13,6 +14,8 @@ use crate::protocol::error::ApiError;
 pub(crate) struct ChatRequest {
     pub(crate) prompt: ChatPrompt,
     pub(crate) tools: Tools,
+    /// What the content is held to.
+    pub(crate) structured: Option<Structured>,
     pub(crate) common: Common,
     /// The limit, and the field that set it.
     pub(crate) max_tokens: Option<(usize, &'static str)>,
@@ -69,7 +72,14 @@ impl ChatPrompt {
         })
     }
 
-    /// Whether the answer starts with reasoning: yes, unless the template was told otherwise.
+    /// Calls that the conversation holds already: Kimi numbers them from its beginning.
+    pub(crate) fn calls(&self) -> usize {
+        let of_message =
+            |message: &Value| message.get("tool_calls").and_then(Value::as_array).map_or(0, Vec::len);
+        self.messages.iter().map(of_message).sum()
+    }
+
+    /// Whether the request wants reasoning: yes, unless the template was told otherwise.
     pub(crate) fn thinking(&self) -> bool {
         let flag = |name: &str| self.template_kwargs.get(name).and_then(Value::as_bool);
         match (flag("thinking"), flag("enable_thinking")) {
@@ -86,6 +96,14 @@ pub(crate) fn parse(body: &[u8], model: &ModelFacts) -> Result<ChatRequest, ApiE
     unsupported::refuse_in_chat(&mut fields)?;
     let prompt = ChatPrompt::take(&mut fields)?;
     let tools = tools::take(&mut fields)?;
+    let structured = structured::take(&mut fields)?;
+    if let (Some(structured), Some(_)) = (&structured, &tools.forced) {
+        let message = format!(
+            "{} says what the answer is, and tool_choice that it is a call: give one",
+            structured.field
+        );
+        return Err(ApiError::field("tool_choice", message));
+    }
     let mut common = Common::take(&mut fields, model)?;
     // A parser has to see every marker of a call.
     common.skip_special_tokens &= !tools.parse;
@@ -95,6 +113,7 @@ pub(crate) fn parse(body: &[u8], model: &ModelFacts) -> Result<ChatRequest, ApiE
     let request = ChatRequest {
         prompt,
         tools,
+        structured,
         common,
         max_tokens: newer.or(older),
         logprobs: logprobs(&mut fields)?,

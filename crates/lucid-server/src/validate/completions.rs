@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::fields::{Fields, wrong_type};
 use super::sampling::{Common, token};
+use super::structured::{self, Structured};
 use super::{MAX_LOGPROBS, ModelFacts, log_unknown, unsupported};
 use crate::protocol::error::ApiError;
 
@@ -17,6 +18,8 @@ pub(crate) struct CompletionsRequest {
     /// At least one.
     pub(crate) prompts: Vec<Prompt>,
     pub(crate) common: Common,
+    /// What the answer is held to.
+    pub(crate) structured: Option<Structured>,
     /// 0 only scores the prompt, and is allowed only where that shows.
     pub(crate) max_tokens: usize,
     pub(crate) logprobs: Option<usize>,
@@ -40,6 +43,7 @@ pub(crate) fn parse(body: &[u8], model: &ModelFacts) -> Result<CompletionsReques
     model.check_name(&mut fields)?;
     unsupported::refuse_in_completions(&mut fields)?;
     let prompts = prompts(&mut fields, model)?;
+    let structured = structured::take(&mut fields)?;
     let common = Common::take(&mut fields, model)?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
     let max_tokens = fields.count("max_tokens", 0..=i64::MAX)?.unwrap_or(DEFAULT_MAX_TOKENS);
@@ -50,6 +54,7 @@ pub(crate) fn parse(body: &[u8], model: &ModelFacts) -> Result<CompletionsReques
     let request = CompletionsRequest {
         prompts,
         common,
+        structured,
         max_tokens,
         logprobs: fields.count("logprobs", 0..=MAX_LOGPROBS)?,
         echo,

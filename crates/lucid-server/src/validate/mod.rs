@@ -5,6 +5,7 @@ pub(crate) mod completions;
 pub(crate) mod fields;
 pub(crate) mod messages;
 pub(crate) mod sampling;
+pub(crate) mod structured;
 pub(crate) mod tokenize;
 pub(crate) mod tools;
 mod unsupported;

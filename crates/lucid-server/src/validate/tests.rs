@@ -5,6 +5,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::validate::completions::Prompt;
+use crate::validate::tools::Tools;
+use lucid_grammar::Grammar;
 
 fn chat_with(more: &Value) -> Result<chat::ChatRequest, ApiError> {
     let mut body = json!({"model": "canary", "messages": [{"role": "user", "content": "Hi"}]});
@@ -67,9 +69,30 @@ const BAD: &[(&str, &str)] = &[
     (r#"{"max_tokens": "many"}"#, "max_tokens"),
     (r#"{"best_of": 2}"#, "best_of"),
     (r#"{"use_beam_search": true}"#, "use_beam_search"),
-    (r#"{"guided_json": {}}"#, "guided_json"),
-    (r#"{"structured_outputs": {"regex": "a"}}"#, "structured_outputs"),
-    (r#"{"response_format": {"type": "json_object"}}"#, "response_format"),
+    (r#"{"guided_json": 5}"#, "guided_json"),
+    (r#"{"guided_json": "{"}"#, "guided_json"),
+    (r#"{"guided_regex": ["a"]}"#, "guided_regex"),
+    (r#"{"guided_choice": []}"#, "guided_choice"),
+    (r#"{"guided_choice": ["a", ""]}"#, "guided_choice"),
+    (r#"{"guided_grammar": {}}"#, "guided_grammar"),
+    (r#"{"guided_whitespace_pattern": " "}"#, "guided_whitespace_pattern"),
+    (r#"{"grammar": "root ::= \"a\""}"#, "grammar"),
+    (r#"{"ebnf": "root ::= \"a\""}"#, "ebnf"),
+    (r#"{"structural_tag": "{}"}"#, "structural_tag"),
+    (r#"{"structured_outputs": {"structural_tag": "{}"}}"#, "structured_outputs.structural_tag"),
+    (r#"{"structured_outputs": {"choice": "a"}}"#, "structured_outputs.choice"),
+    (r#"{"structured_outputs": {"regex": "a", "json": {}}}"#, "structured_outputs.json"),
+    (r#"{"structured_outputs": {"regex": "a"}, "guided_regex": "a"}"#, "guided_regex"),
+    (r#"{"response_format": {"type": "structural_tag"}}"#, "response_format"),
+    (r#"{"response_format": {"type": "json_schema"}}"#, "response_format.json_schema"),
+    (
+        r#"{"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}"#,
+        "response_format.json_schema.schema",
+    ),
+    (
+        r#"{"response_format": {"type": "json_schema", "json_schema": {"schema": 1}}}"#,
+        "response_format.json_schema.schema",
+    ),
     (r#"{"response_format": {"type": "poem"}}"#, "response_format.type"),
     (r#"{"response_format": "text"}"#, "response_format"),
     (r#"{"bad_words": ["x"]}"#, "bad_words"),
@@ -110,9 +133,15 @@ fn bad_fields_of_chat_are_named() {
         (json!({"tools": [{"function": {"name": ""}}]}), "tools[0].function.name"),
         (json!({"tools": [{"function": {"name": "f", "parameters": 1}}]}), "tools[0].function.parameters"),
         (json!({"tool_choice": "auto"}), "tool_choice"),
-        (json!({"tools": [tool], "tool_choice": "required"}), "tool_choice"),
+        (json!({"tool_choice": "required"}), "tool_choice"),
+        (json!({"tools": [tool], "tool_choice": {"type": "allowed_tools"}}), "tool_choice.type"),
+        (json!({"tools": [tool], "tool_choice": {"type": "function"}}), "tool_choice.function.name"),
         (
-            json!({"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}),
+            json!({"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "g"}}}),
+            "tool_choice.function.name",
+        ),
+        (
+            json!({"tools": [tool], "tool_choice": "required", "response_format": {"type": "json_object"}}),
             "tool_choice",
         ),
         (json!({"tools": [tool], "tool_choice": "some"}), "tool_choice"),
@@ -229,4 +258,46 @@ fn errors_do_not_repeat_values_of_the_request() {
     for more in [json!({"temperature": secret}), json!({"messages": secret}), json!({"seed": [secret]})] {
         assert!(!chat_with(&more).unwrap_err().message.contains(secret), "{more}");
     }
+}
+
+#[test]
+fn what_an_answer_is_held_to_has_many_names() {
+    let grammar = |more: Value| chat_with(&more).unwrap().structured.map(|structured| structured.grammar);
+    let schema = json!({"type": "object"});
+    let same = Some(Grammar::JsonSchema(schema.clone()));
+    assert_eq!(grammar(json!({"response_format": {"type": "text"}})), None);
+    assert_eq!(grammar(json!({"response_format": {"type": "json_object"}})), Some(Grammar::JsonObject));
+    let openai =
+        json!({"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": schema}});
+    assert_eq!(grammar(json!({ "response_format": openai })), same);
+    assert_eq!(grammar(json!({"structured_outputs": {"json": schema, "regex": null}})), same);
+    assert_eq!(grammar(json!({"guided_json": schema, "guided_decoding_backend": "xgrammar"})), same);
+    assert_eq!(grammar(json!({"json_schema": schema.to_string()})), same);
+    let choice = Some(Grammar::Choice(vec!["a".into(), "b".into()]));
+    assert_eq!(grammar(json!({"structured_outputs": {"choice": ["a", "b"]}})), choice);
+    assert_eq!(grammar(json!({"regex": "a+"})), Some(Grammar::Regex("a+".into())));
+    assert_eq!(
+        grammar(json!({"guided_grammar": "start: \"a\""})),
+        Some(Grammar::Lark("start: \"a\"".into()))
+    );
+    let completion = completion_with(&json!({"guided_choice": ["a", "b"]})).unwrap().structured;
+    assert_eq!(completion.map(|structured| structured.grammar), choice);
+}
+
+#[test]
+fn forced_calls_have_the_functions_that_may_be_called() {
+    let tool = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}});
+    let tools = |more: Value| {
+        let mut request = json!({"tools": [tool("f"), tool("g")]});
+        request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        chat_with(&request).unwrap().tools
+    };
+    let names =
+        |tools: &Tools| tools.functions().into_iter().map(|function| function.name).collect::<Vec<_>>();
+    let any = tools(json!({"tool_choice": "required"}));
+    assert_eq!((names(&any), any.several, any.parse), (vec!["f".into(), "g".into()], true, true));
+    let one = tools(json!({"tool_choice": {"type": "function", "function": {"name": "g"}}}));
+    assert_eq!((names(&one), one.several, one.parse), (vec!["g".into()], false, true));
+    assert!(!tools(json!({"tool_choice": "required", "parallel_tool_calls": false})).several);
+    assert_eq!(tools(json!({"tool_choice": "auto"})).forced, None);
 }

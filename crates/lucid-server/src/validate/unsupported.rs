@@ -17,24 +17,10 @@ enum Neutral {
     Empty,
 }
 
-const GUIDED: &str = "guided decoding is not built";
 const IMAGES: &str = "Lucid reads text only";
 
 /// For both endpoints.
 const BOTH: &[Refused] = &[
-    ("structured_outputs", None, GUIDED),
-    ("guided_json", None, GUIDED),
-    ("guided_regex", None, GUIDED),
-    ("guided_choice", None, GUIDED),
-    ("guided_grammar", None, GUIDED),
-    ("guided_decoding_backend", None, GUIDED),
-    ("guided_whitespace_pattern", None, GUIDED),
-    ("structural_tag", None, GUIDED),
-    // SGLang's and llama.cpp's names for the same thing.
-    ("json_schema", None, GUIDED),
-    ("regex", None, GUIDED),
-    ("ebnf", None, GUIDED),
-    ("grammar", None, GUIDED),
     ("stop_regex", None, "stop strings must be plain"),
     ("best_of", Some(Neutral::One), "answers are not ranked"),
     ("use_beam_search", Some(Neutral::False), "beam search is not built"),
@@ -66,7 +52,6 @@ const CHAT: &[Refused] = &[
     ("chat_template", None, "the checkpoint's own template is used"),
     ("documents", Some(Neutral::Empty), "put them into a message"),
     ("add_special_tokens", Some(Neutral::False), "the template writes them"),
-    ("parallel_tool_calls", Some(Neutral::True), "the number of calls cannot be limited"),
 ];
 
 const COMPLETIONS: &[Refused] = &[
@@ -92,7 +77,6 @@ pub(crate) fn refuse_in_completions(fields: &mut Fields) -> Result<(), ApiError>
 }
 
 fn refuse_in_both(fields: &mut Fields) -> Result<(), ApiError> {
-    response_format(fields)?;
     refuse(fields, BOTH)
 }
 
@@ -113,17 +97,5 @@ fn is_neutral(value: &Value, neutral: Neutral) -> bool {
         Neutral::True => value == &Value::Bool(true),
         Neutral::One => value.as_f64() == Some(1.0),
         Neutral::Empty => value.as_array().is_some_and(Vec::is_empty) || value == "",
-    }
-}
-
-/// Only `{"type": "text"}` asks for nothing.
-fn response_format(fields: &mut Fields) -> Result<(), ApiError> {
-    let Some(format) = fields.object("response_format")? else { return Ok(()) };
-    match format.get("type").and_then(Value::as_str) {
-        Some("text") => Ok(()),
-        Some("json_object" | "json_schema" | "structural_tag") => {
-            Err(ApiError::unsupported("response_format", GUIDED))
-        }
-        _ => Err(ApiError::field("response_format.type", "response_format.type must be \"text\"")),
     }
 }

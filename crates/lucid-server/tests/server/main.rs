@@ -14,3 +14,4 @@ mod goldens;
 mod lifecycle;
 mod plants;
 mod recorded;
+mod structured;
