@@ -269,6 +269,7 @@ impl<'a> Noise<'a> {
                 0 => None,
                 shared => Some(self.mlp(seed, shared * width)?),
             },
+            shared_by: None,
         })
     }
 }

@@ -10,6 +10,7 @@ mod published;
 use lucid_checkpoint::{Bytes, Checkpoint, Config, Matrix, MoE, Packed, ScaleType, Scales};
 
 use crate::backend::Load;
+use crate::parallel::Rank;
 use crate::{Error, KvCacheDtype, KvScales, Planted, Semantics};
 pub use indexer::Indexer;
 
@@ -104,6 +105,23 @@ pub struct Experts {
     pub routed: Vec<Mlp>,
     /// The shared expert: as wide as `n_shared_experts` routed ones.
     pub shared: Option<Mlp>,
+    /// One of several ranks that have the shared expert whole: it is visited here by the tokens that [`rank_of_shared`] sends here. `None`:
+    /// by all tokens.
+    ///
+    /// [`rank_of_shared`]: crate::parallel::rank_of_shared
+    pub shared_by: Option<Rank>,
+}
+
+impl Experts {
+    /// Those that some tokens visit: the routed ones, and after them the shared one, if it is visited by some.
+    pub fn of_some(&self) -> impl Iterator<Item = &Mlp> {
+        self.routed.iter().chain(self.shared.iter().filter(|_| self.shared_by.is_some()))
+    }
+
+    /// The shared one, if it is visited by all.
+    pub fn of_all(&self) -> Option<&Mlp> {
+        self.shared.as_ref().filter(|_| self.shared_by.is_none())
+    }
 }
 
 impl Mlp {
@@ -458,6 +476,7 @@ impl Loader<'_> {
                 0 => None,
                 shared => Some(self.mlp(&format!("{at}.shared_experts"), shared * width)?),
             },
+            shared_by: None,
         })
     }
 }

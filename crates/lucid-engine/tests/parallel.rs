@@ -123,7 +123,9 @@ fn ranks_are_deterministic() {
 fn what_cannot_be_dealt_out_is_refused_by_name() {
     let error = scorer(3, ExpertSharing::Whole, &canary()).err().unwrap();
     assert!(error.contains("8 attention heads on 3 ranks"), "{error}");
-    // The shared expert is cut by its width: its blocks lie across the border.
-    let error = scorer(2, ExpertSharing::Whole, &repack::f8_blocks().checkpoint).err().unwrap();
-    assert!(error.contains("shared_experts") && error.contains("use fewer ranks"), "{error}");
+    // Blocks of scales lie across the border of a part of a width, and of no whole expert.
+    let f8 = repack::f8_blocks();
+    let error = scorer(2, ExpertSharing::Widths, &f8.checkpoint).err().unwrap();
+    assert!(error.contains("mlp.experts.0.") && error.contains("use fewer ranks"), "{error}");
+    assert!(scorer(2, ExpertSharing::Whole, &f8.checkpoint).is_ok());
 }

@@ -11,6 +11,7 @@ use super::matmul::{Inputs, OutputBuffer, Product, multiply};
 use super::router::{Route, preferences, route, weigh_with_bias};
 use super::threads::Threads;
 use super::vectorize::vectorized;
+use crate::parallel::rank_of_shared;
 use crate::recycled::recycled;
 use crate::weights::{Experts as ExpertWeights, Mlp};
 
@@ -19,12 +20,13 @@ use crate::weights::{Experts as ExpertWeights, Mlp};
 pub struct Experts {
     /// Whether activations are rounded for NVFP4 weights.
     w4a4: bool,
-    routes: Vec<Vec<Route>>,         // [tokens][experts per token]
-    logits: Aligned<f32>,            // [tokens, experts]
-    by_expert: Vec<Vec<usize>>,      // [experts that are here]: the rows that go there
-    visits: usize,                   // to them, in all
+    routes: Vec<Vec<Route>>,           // [tokens][experts per token]
+    logits: Aligned<f32>,              // [tokens, experts]
+    by_expert: Vec<Vec<usize>>,        // [experts that some visit]: the rows that go there
+    visits: usize,                     // to them, in all
     places: Vec<Option<usize>>, // [tokens, experts per token]: where an expert's output for a token stands in `down`, if it is here
-    next: Vec<usize>,           // [experts that are here]: where an expert's next visit stands
+    shared_places: Vec<Option<usize>>, // [tokens]: the same of the shared expert, if only some visit it
+    next: Vec<usize>,           // [experts that some visit]: where an expert's next visit stands
     products: Vec<Product<'static>>, // of a round
     gate: Aligned<f32>,         // [visits, width]
     up: Aligned<f32>,           // [visits, width]
@@ -79,7 +81,7 @@ impl Experts {
         let (mut gate, mut up) = (OutputBuffer::new(&mut self.gate), OutputBuffer::new(&mut self.up));
         let mut products = recycled(std::mem::take(&mut self.products));
         let mut first = 0;
-        for (mlp, rows) in weights.routed.iter().zip(&self.by_expert) {
+        for (mlp, rows) in weights.of_some().zip(&self.by_expert) {
             if rows.is_empty() {
                 continue;
             }
@@ -100,7 +102,7 @@ impl Experts {
             }
             first += rows.len();
         }
-        if let Some(shared) = &weights.shared {
+        if let Some(shared) = weights.of_all() {
             let x = if self.w4a4 { &self.shared_rounded } else { x };
             let inputs = Inputs::dense(x, hidden);
             products.push(shared_product(&shared.gate, inputs, tokens, &mut self.shared_gate));
@@ -117,7 +119,7 @@ impl Experts {
         let mut down = OutputBuffer::new(&mut self.down);
         let mut products = recycled(std::mem::take(&mut self.products));
         let mut first = 0;
-        for (mlp, rows) in weights.routed.iter().zip(&self.by_expert) {
+        for (mlp, rows) in weights.of_some().zip(&self.by_expert) {
             if rows.is_empty() {
                 continue;
             }
@@ -131,7 +133,7 @@ impl Experts {
             });
             first += rows.len();
         }
-        match &weights.shared {
+        match weights.of_all() {
             Some(shared) => products.push(Product {
                 weight: &shared.down,
                 rows: 0..hidden,
@@ -147,10 +149,14 @@ impl Experts {
         self.combine(tokens, hidden, out);
     }
 
-    /// `out += Σ_e w_e · Expert_e(x)`, in the order of each row's routes.
+    /// `out += Σ_e w_e · Expert_e(x)`, in the order of each row's routes, after the shared expert if only some visit it: `out` is 0 then.
     fn combine(&self, tokens: usize, hidden: usize, out: &mut [f32]) {
         let mut places = self.places.as_slice();
-        for (routes, out) in self.routes[..tokens].iter().zip(out.chunks_exact_mut(hidden)) {
+        for (row, (routes, out)) in self.routes[..tokens].iter().zip(out.chunks_exact_mut(hidden)).enumerate()
+        {
+            if let Some(Some(place)) = self.shared_places.get(row) {
+                out.copy_from_slice(&self.down[place * hidden..(place + 1) * hidden]);
+            }
             let (here, rest) = places.split_at(routes.len());
             for (route, place) in routes.iter().zip(here) {
                 // Another rank adds what its experts say.
@@ -166,14 +172,14 @@ impl Experts {
     fn round_inputs(&mut self, weights: &ExpertWeights, x: &[f32]) {
         let hidden = weights.router.cols;
         self.rounded.clear();
-        for (mlp, rows) in weights.routed.iter().zip(&self.by_expert) {
+        for (mlp, rows) in weights.of_some().zip(&self.by_expert) {
             let first = self.rounded.len();
             for row in rows {
                 self.rounded.extend_from_slice(&x[row * hidden..(row + 1) * hidden]);
             }
             round_for(&[&mlp.gate, &mlp.up], &mut self.rounded[first..]);
         }
-        if let Some(shared) = &weights.shared {
+        if let Some(shared) = weights.of_all() {
             copy_rounded(shared, x, &mut self.shared_rounded);
         }
     }
@@ -181,12 +187,12 @@ impl Experts {
     /// Rounds what the down projections read.
     fn round_activated(&mut self, weights: &ExpertWeights) {
         let mut first = 0;
-        for (mlp, rows) in weights.routed.iter().zip(&self.by_expert) {
+        for (mlp, rows) in weights.of_some().zip(&self.by_expert) {
             let len = rows.len() * mlp.down.cols;
             round_for(&[&mlp.down], &mut self.gate[first..first + len]);
             first += len;
         }
-        if let Some(shared) = &weights.shared {
+        if let Some(shared) = weights.of_all() {
             round_for(&[&shared.down], &mut self.shared_gate);
         }
     }
@@ -210,7 +216,7 @@ impl Experts {
             &[Product { weight: &weights.router, rows: 0..experts, inputs, count: tokens, outputs }],
         );
         let here = weights.first..weights.first + weights.routed.len();
-        self.by_expert.resize_with(here.len(), Vec::new);
+        self.by_expert.resize_with(weights.of_some().count(), Vec::new);
         self.by_expert.iter_mut().for_each(Vec::clear);
         self.routes.resize_with(tokens.max(self.routes.len()), Vec::new);
         for row in 0..tokens {
@@ -222,6 +228,12 @@ impl Experts {
             for route in self.routes[row].iter().filter(|route| here.contains(&route.expert)) {
                 self.by_expert[route.expert - here.start].push(row);
             }
+            if let Some(rank) = weights.shared_by {
+                let chosen = self.routes[row].iter().map(|route| route.expert);
+                if rank_of_shared(chosen, experts, rank.count()) == rank.number() {
+                    self.by_expert[here.len()].push(row);
+                }
+            }
         }
         // An expert's visits stand together, experts in order, rows in order.
         self.next.clear();
@@ -231,6 +243,13 @@ impl Experts {
             first += rows.len();
         }
         self.visits = first;
+        self.shared_places.clear();
+        if weights.shared_by.is_some() {
+            self.shared_places.resize(tokens, None);
+            for (place, &row) in (self.next[here.len()]..).zip(&self.by_expert[here.len()]) {
+                self.shared_places[row] = Some(place);
+            }
+        }
         self.places.clear();
         for routes in &self.routes[..tokens] {
             for route in routes {

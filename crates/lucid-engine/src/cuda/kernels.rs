@@ -392,4 +392,6 @@ pub struct RoutingArgs {
     pub shared: i32,
     pub first: u32,
     pub here: u32,
+    pub rank: u32,
+    pub ranks: u32,
 }

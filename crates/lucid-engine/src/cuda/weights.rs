@@ -9,6 +9,7 @@ use super::driver::{Address, Buffer, Gpu, launch};
 use super::indexer::IndexerWeights;
 use super::kernels::{ExpertWeightArgs, Kernels, Order};
 use super::layout::{Layout, Stored, check_layout, stored};
+use super::router::SharedVisits;
 use crate::Error;
 use crate::parallel::Shard;
 use crate::weights::{self, FeedForward as HostFeedForward, Mlp as HostMlp, Query as HostQuery};
@@ -254,8 +255,8 @@ pub struct Experts {
     pub numbers: Range<usize>,
     /// They, and after them the shared one if it is stored alike.
     pub routed: Mlps,
-    /// Whether the shared expert is the last of `routed`.
-    pub shared_joined: bool,
+    /// Which tokens visit the shared expert as the last of `routed`.
+    pub shared_visits: SharedVisits,
     /// The shared expert if it isn't.
     pub shared: Option<Mlps>,
 }
@@ -398,7 +399,11 @@ pub(super) fn upload_experts(
         bias: experts.bias.as_ref().map(|bias| gpu.upload(bias)).transpose()?,
         numbers: experts.first..experts.first + experts.routed.len(),
         routed: Mlps::upload(gpu, kernels, &all)?,
-        shared_joined,
+        shared_visits: match experts.shared_by {
+            _ if !shared_joined => SharedVisits::Unlisted,
+            Some(rank) => SharedVisits::Of(rank),
+            None => SharedVisits::All,
+        },
         shared: alone.map(|mlp| Mlps::upload(gpu, kernels, &[mlp])).transpose()?,
     })
 }

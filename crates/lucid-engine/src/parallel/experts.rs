@@ -1,17 +1,18 @@
-//! Which routed experts a rank has.
+//! Which experts a rank has, and which tokens visit the shared one there.
 
 use std::ops::Range;
 
 use super::rank::Rank;
 use crate::Error;
 
-/// How ranks share a layer's routed experts. Everything else is shared in one way, the shared expert by its width.
+/// How ranks share a layer's experts. Everything else is shared in one way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ExpertSharing {
     /// A rank has an equal part of every expert's width: all ranks have the same work in every step.
     #[default]
     Widths,
-    /// A rank has some experts, whole: wide products, and less to add up, but a step takes as long as the rank with the most visits.
+    /// A rank has some routed experts, whole: wide products, and less to add up, but a step takes as long as the rank with the most visits. The
+    /// shared expert is whole on every rank if it looks like a routed one, and each token visits one of them ([`rank_of_shared`]).
     Whole,
 }
 
@@ -32,6 +33,20 @@ impl ExpertSharing {
     }
 }
 
+/// The rank on which a token visits the shared expert, where all of `ranks` have it whole: the one that has the fewest of the experts that the
+/// token has chosen, of `experts`; of several the first from the sum of their numbers on, so that ranks have about the same to do. A token's own
+/// choice alone decides: what is computed together with it must not change the order of its sums. (`router.cu` does the same.)
+pub fn rank_of_shared(chosen: impl Iterator<Item = usize> + Clone, experts: usize, ranks: usize) -> usize {
+    let start = chosen.clone().sum::<usize>();
+    let from_start = (start..start + ranks).map(|number| Rank::of(number % ranks, ranks));
+    let visits = |rank: &Rank| {
+        let of_rank = rank.part(experts);
+        chosen.clone().filter(|expert| of_rank.contains(expert)).count()
+    };
+    // The first of several.
+    from_start.min_by_key(visits).map_or(0, Rank::number)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -48,6 +63,16 @@ mod tests {
             let most = whole.iter().map(Range::len).max().unwrap();
             assert_eq!(most, experts.div_ceil(ranks), "{experts} on {ranks}");
         }
+    }
+
+    #[test]
+    fn the_shared_expert_is_visited_where_the_token_has_the_least_to_do() {
+        // Of 32 experts on four ranks, all but rank 2 have one of these.
+        assert_eq!(rank_of_shared([0, 9, 31].into_iter(), 32, 4), 2);
+        // Ranks 1 and 3 have none: the sum, 18, begins at 2; 17 begins at 1.
+        assert_eq!(rank_of_shared([1, 17].into_iter(), 32, 4), 3);
+        assert_eq!(rank_of_shared([0, 17].into_iter(), 32, 4), 1);
+        assert_eq!(rank_of_shared([5].into_iter(), 32, 1), 0);
     }
 
     #[test]

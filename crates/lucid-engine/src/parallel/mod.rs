@@ -16,7 +16,7 @@ mod meeting;
 mod rank;
 mod shard;
 
-pub use experts::ExpertSharing;
+pub use experts::{ExpertSharing, rank_of_shared};
 pub use meeting::{Collective, Meeting};
 pub use rank::Rank;
 pub use shard::Shard;

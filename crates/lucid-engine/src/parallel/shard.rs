@@ -115,7 +115,8 @@ impl<'a> Shard<'a> {
         })
     }
 
-    /// Routed experts by their widths, or whole: of those nothing is copied, and nothing read but by their rank.
+    /// Routed experts by their widths, or whole: of those nothing is copied, and nothing read but by their rank. The shared one is whole beside
+    /// whole ones if it can be listed with them, else it is cut by its width.
     ///
     /// # Errors
     /// As [`Shard::layer`].
@@ -127,22 +128,37 @@ impl<'a> Shard<'a> {
             }
             ExpertSharing::Whole => experts.routed[numbers.clone()].to_vec(),
         };
+        let divided = self.sharing == ExpertSharing::Whole && !self.rank.is_alone() && looks_routed(experts);
+        let shared = match &experts.shared {
+            Some(mlp) if divided => Some(mlp.clone()),
+            Some(mlp) => Some(self.mlp(mlp)?),
+            None => None,
+        };
         Ok(Experts {
             router: experts.router.clone(),
             bias: experts.bias.clone(),
             bias_in_weights: experts.bias_in_weights,
             first: numbers.start,
             routed,
-            shared: experts.shared.as_ref().map(|mlp| self.mlp(mlp)).transpose()?,
+            shared,
+            shared_by: divided.then_some(self.rank),
         })
     }
+}
+
+/// Whether the shared expert is of the routed ones' shape and stored as they are.
+fn looks_routed(experts: &Experts) -> bool {
+    let form = |matrix: &Matrix| (matrix.rows, matrix.cols, matrix.layout());
+    let of = |mlp: &Mlp| [&mlp.gate, &mlp.up, &mlp.down].map(form);
+    let (shared, routed) = (experts.shared.as_ref(), experts.routed.first());
+    shared.is_some() && shared.map(of) == routed.map(of)
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
-    use lucid_checkpoint::{Checkpoint, Files};
+    use lucid_checkpoint::{Bytes, Checkpoint, Files, Packed};
 
     use super::*;
     use crate::weights::Weights;
@@ -218,17 +234,16 @@ mod tests {
     }
 
     #[test]
-    fn whole_experts_go_to_one_rank_each_and_the_shared_one_is_cut() {
+    fn whole_experts_go_to_one_rank_each_and_the_shared_one_to_all() {
         let (config, weights) = canary();
         let FeedForward::Experts(whole) = &weights.layers[1].feed_forward else { panic!("a dense layer") };
         let mut numbers = Vec::new();
-        // 32 experts on three ranks: 10, 11 and 11. Heads and the shared expert don't part in three.
+        // 32 experts on three ranks: 10, 11 and 11. Heads don't part in three.
         for rank in Rank::all(3) {
             let shard = Shard::new(&config, rank, ExpertSharing::Whole);
             let error = shard.config().unwrap_err().to_string();
             assert!(error.contains("8 attention heads on 3 ranks"), "{error}");
-            let routed_alone = Experts { shared: None, ..(**whole).clone() };
-            let part = shard.experts(&routed_alone).unwrap();
+            let part = shard.experts(whole).unwrap();
             assert_eq!(part.router.rows, whole.router.rows);
             for (i, mlp) in part.routed.iter().enumerate() {
                 numbers.push(part.first + i);
@@ -240,6 +255,15 @@ mod tests {
         let shard = Shard::new(&config, Rank::of(1, 2), ExpertSharing::Whole);
         assert_eq!(shard.config().unwrap().moe.unwrap().moe_intermediate_size, 128);
         let part = shard.experts(whole).unwrap();
-        assert_eq!((part.first, part.routed.len(), part.shared.unwrap().gate.rows), (16, 16, 64));
+        assert_eq!((part.first, part.routed.len(), part.shared.unwrap().gate.rows), (16, 16, 128));
+        assert_eq!(part.shared_by, Some(Rank::of(1, 2)));
+        // In another form, beside them, it is cut.
+        let mut other = (**whole).clone();
+        if let (Some(shared), Some(routed)) = (&mut other.shared, other.routed.first()) {
+            shared.down =
+                Matrix { packed: Packed::Bf16(Bytes::from(vec![0; 2 * 128 * 256])), ..routed.down.clone() };
+        }
+        let part = shard.experts(&other).unwrap();
+        assert_eq!((part.shared.unwrap().gate.rows, part.shared_by), (64, None));
     }
 }

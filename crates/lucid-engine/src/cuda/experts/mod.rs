@@ -14,7 +14,7 @@ use super::kernels::{Kernels, Order, VisitsArgs, WHOLE_GROUPS};
 use super::layout::Layout;
 use super::matmul::{Product, multiply};
 use super::packing::{Packing, Room};
-use super::router::Routes;
+use super::router::{Routes, SharedVisits};
 use super::weights::{Experts, Mlps};
 use crate::Error;
 
@@ -91,11 +91,11 @@ pub fn run(
         .packed_in(&buffers.packing);
     multiply(gpu, kernels, router.into(routes.logits.address()), None, count)?;
     let bias = experts.bias.as_ref().map_or(Address::NULL, Buffer::address);
-    routes.choose(gpu, kernels, bias, count)?;
-    let (mlps, slots) = (&experts.routed, routes.most_active(count));
-    let pass = Pass::best(kernels, mlps, Some(routes.expected(count)), count);
-    visit(Job { gpu, kernels, mlps, visits: routes.visits(count), slots, pass, x, buffers })?;
-    let shared = i32::from(experts.shared_joined);
+    let (mlps, shared) = (&experts.routed, experts.shared_visits);
+    routes.choose(gpu, kernels, bias, shared, count)?;
+    let (visits, slots) = (routes.visits(shared, count), routes.most_active(shared, count));
+    let pass = Pass::best(kernels, mlps, Some(routes.expected(shared, count)), count);
+    visit(Job { gpu, kernels, mlps, visits, slots, pass, x, buffers })?;
     combine(gpu, kernels, buffers, Some(routes), shared, count, mlps.hidden, out)?;
     match &experts.shared {
         Some(shared) => swiglu(gpu, kernels, shared, buffers, count, x, Output { add: true, ..out }),
@@ -122,7 +122,7 @@ pub fn swiglu(
     };
     let pass = Pass::best(kernels, mlp, None, count);
     visit(Job { gpu, kernels, mlps: mlp, visits, slots: 1, pass, x, buffers })?;
-    combine(gpu, kernels, buffers, None, 1, count, mlp.hidden, out)
+    combine(gpu, kernels, buffers, None, SharedVisits::All, count, mlp.hidden, out)
 }
 
 fn vectors(x: Normed, layout: Layout, cols: usize) -> Address {
@@ -138,19 +138,23 @@ fn combine(
     kernels: &Kernels,
     buffers: &ExpertBuffers,
     routes: Option<&Routes>,
-    shared: i32,
+    shared_visits: SharedVisits,
     count: usize,
     width: usize,
     out: Output,
 ) -> Result<(), Error> {
     let y = buffers.down.address();
-    let (places, weights, per_token) = match routes {
-        Some(routes) => (routes.places.address(), routes.weights.address(), routes.per_token()),
-        None => (Address::NULL, Address::NULL, 0),
+    let (places, weights, shared_places, per_token) = match routes {
+        Some(routes) => {
+            let (places, weights) = (routes.places.address(), routes.weights.address());
+            (places, weights, routes.shared_places(shared_visits), routes.per_token())
+        }
+        None => (Address::NULL, Address::NULL, Address::NULL, 0),
     };
+    let shared = i32::from(shared_visits == SharedVisits::All);
     let shared_first = (count * per_token) as u32;
     let (per_token, columns) = (per_token as u32, width as u32);
     let (accumulate, hidden) = (i32::from(out.add), out.at);
     launch!(gpu, kernels.combine, (width.div_ceil(256), count, 1), 256, 0;
-        y, places, weights, per_token, shared, shared_first, columns, accumulate, hidden)
+        y, places, weights, shared_places, per_token, shared, shared_first, columns, accumulate, hidden)
 }

@@ -150,13 +150,12 @@ impl CudaModel {
         let vocabulary = shard.vocabulary();
         let (whole, config) = (shard.whole().clone(), shard.config()?);
         let (latent, rope) = (config.kv_lora_rank, config.qk_rope_head_dim);
-        let experts = weights.layers.iter().filter_map(|layer| match &layer.feed_forward {
-            FeedForward::Experts(experts) => Some(experts),
+        // Of all layers.
+        let numbers = weights.layers.iter().find_map(|layer| match &layer.feed_forward {
+            FeedForward::Experts(experts) => Some(experts.numbers.clone()),
             FeedForward::Dense(_) => None,
         });
-        let joined = experts.clone().any(|experts| experts.shared_joined);
-        // Of all layers.
-        let here = experts.map(|experts| experts.numbers.clone()).next().unwrap_or_default();
+        let here = numbers.unwrap_or_default();
         let shape = Shape {
             heads: config.num_attention_heads,
             nope: config.qk_nope_head_dim,
@@ -202,7 +201,7 @@ impl CudaModel {
                 Some(kv_b) => Expanded::new(&gpu, &kernels, shape, config.v_head_dim, kv_b, positions)?,
                 None => None,
             },
-            routes: moe.map(|moe| Routes::new(&gpu, moe, here, joined, max_tokens)).transpose()?,
+            routes: moe.map(|moe| Routes::new(&gpu, moe, here, max_tokens)).transpose()?,
             indexer: Indexer::new(&gpu, &whole, kernels.terms, positions, max_tokens)?,
             experts: ExpertBuffers::new(&gpu, &kernels, room, width, config.hidden_size)?,
             angles: upload_angles(&gpu, &whole, positions)?,

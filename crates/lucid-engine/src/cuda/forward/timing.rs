@@ -49,12 +49,13 @@ impl CudaModel {
             let all = time(&|| {
                 experts::run(&self.gpu, &self.kernels, experts, routes, &self.experts, count, x, out)
             });
-            let slots = routes.most_active(count);
+            let shared = experts.shared_visits;
+            let slots = routes.most_active(shared, count);
             let visits = time(&|| {
                 let (gpu, kernels, mlps, buffers) =
                     (&self.gpu, &self.kernels, &experts.routed, &self.experts);
-                let pass = experts::Pass::best(kernels, mlps, Some(routes.expected(count)), count);
-                let visits = routes.visits(count);
+                let pass = experts::Pass::best(kernels, mlps, Some(routes.expected(shared, count)), count);
+                let visits = routes.visits(shared, count);
                 experts::visit(experts::Job { gpu, kernels, mlps, visits, slots, pass, x, buffers })
             });
             println!("{count} tokens: experts with router {all:.2} ms, the experts alone {visits:.2} ms");

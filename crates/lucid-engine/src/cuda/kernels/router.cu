@@ -12,6 +12,8 @@ struct Routing {
     int shared;     // expert number `here` is the shared one and sees every token
     u32 first;      // number of the first expert that is here, of `here`; in the lists it has the number 0
     u32 here;
+    u32 rank;       // number of this rank, of `ranks` that all have the shared expert as number `here`, each for some tokens; or 0 ranks
+    u32 ranks;
 };
 
 // An expert's number in the lists; it is not below `here` if the expert is another rank's.
@@ -123,9 +125,27 @@ __device__ __forceinline__ u32 route_token(const Routing& r, u64 token, bool bia
     return own;
 }
 
-// One warp a token. logits [tokens, experts]; chosen, weights [tokens, per_token], best first.
+// Whether this rank has the shared expert of the warp's token, whose routes lanes have as `route_token` returns them: the rank with the fewest of
+// them does, of several the first from the sum of their numbers on (parallel/experts.rs has the reason).
+__device__ __forceinline__ bool has_shared(const Routing& r, u32 own) {
+    bool is_route = threadIdx.x % 32 < r.per_token;
+    u32 of_rank = is_route ? ((own + 1) * r.ranks - 1) / r.experts : ~0u;
+    u32 start = __reduce_add_sync(~0u, is_route ? own : 0), fewest = ~0u, home = 0;
+    for (u32 i = 0; i < r.ranks; i++) {
+        u32 rank = (start + i) % r.ranks, routes = __popc(__ballot_sync(~0u, of_rank == rank));
+        if (routes < fewest) {
+            fewest = routes;
+            home = rank;
+        }
+    }
+    return home == r.rank;
+}
+
+// One warp a token. logits [tokens, experts]; chosen, weights [tokens, per_token], best first; shared_places [tokens]: 0 or ELSEWHERE,
+// if ranks divide the shared expert's tokens.
 // Shared memory: 2 * experts + groups floats.
-extern "C" __global__ void route(Routing r, const float* logits, const float* bias, u32* chosen, float* weights) {
+extern "C" __global__ void route(Routing r, const float* logits, const float* bias, u32* chosen, float* weights,
+                                 u32* shared_places) {
     extern __shared__ float memory[];
     u64 token = blockIdx.x;
     wait_for_previous();
@@ -135,7 +155,11 @@ extern "C" __global__ void route(Routing r, const float* logits, const float* bi
     else
         score_sigmoid(r, logits, bias, memory, memory + r.experts, threadIdx.x, 32);
     __syncwarp();
-    route_token(r, token, bias, chosen, weights, memory);
+    u32 own = route_token(r, token, bias, chosen, weights, memory);
+    if (r.ranks) {
+        bool here = has_shared(r, own);
+        if (threadIdx.x == 0) shared_places[token] = here ? 0 : ELSEWHERE;
+    }
 }
 
 #define FEW_TOKENS 8
@@ -145,9 +169,9 @@ extern "C" __global__ void route(Routing r, const float* logits, const float* bi
 // Shared memory: 2 * experts + groups floats a token.
 extern "C" __global__ void __launch_bounds__(32 * FEW_TOKENS)
     route_few(Routing r, const float* logits, const float* bias, u32 count, u32* chosen, float* weights, uint4* slots,
-              u32* tokens, u32* places) {
+              u32* tokens, u32* places, u32* shared_places) {
     extern __shared__ float memory[];
-    __shared__ u32 experts[FEW_ROUTES], is_first[FEW_ROUTES];
+    __shared__ u32 experts[FEW_ROUTES], is_first[FEW_ROUTES], to_shared[FEW_TOKENS];
     u32 warp = threadIdx.x / 32, total = count * r.per_token, mine = threadIdx.x;
     // Nobody reads the last layer's lists any more.
     for (u32 i = mine; i <= r.here; i += blockDim.x) slots[i] = make_uint4(0, 0, 0, 0);
@@ -165,6 +189,9 @@ extern "C" __global__ void __launch_bounds__(32 * FEW_TOKENS)
     if (warp < count) {
         u32 route = route_token(r, warp, bias, chosen, weights, own), lane = mine % 32;
         if (lane < r.per_token) experts[warp * r.per_token + lane] = number_here(r, route);
+        bool goes = r.shared;
+        if (r.ranks) goes = has_shared(r, route);
+        if (lane == 0) to_shared[warp] = goes;
     }
     __syncthreads();
     // A route's place: behind those to lower experts and those of earlier tokens to its own. Other ranks' experts are no lower ones.
@@ -182,7 +209,12 @@ extern "C" __global__ void __launch_bounds__(32 * FEW_TOKENS)
         tokens[place] = mine / r.per_token;
     }
     if (mine < total) places[mine] = listed ? place : ELSEWHERE;
-    u32 shared = r.shared ? 1 : 0;
+    u32 all_to_shared = 0, to_shared_before = 0;
+    for (u32 i = 0; i < count; i++) {
+        to_shared_before += i < mine ? to_shared[i] : 0;
+        all_to_shared += to_shared[i];
+    }
+    u32 shared = all_to_shared > 0;
     __syncthreads();
     if (listed && earlier == 0) {
         u32 slot = shared;
@@ -190,21 +222,23 @@ extern "C" __global__ void __launch_bounds__(32 * FEW_TOKENS)
         for (u32 i = 0; i < total; i++) slot += is_first[i] && experts[i] < experts[mine];
         slots[slot] = make_uint4(experts[mine], place, visitors, 0);
     }
-    if (shared && mine == 0) slots[0] = make_uint4(r.here, total, count, 0);
-    if (shared && mine < count) tokens[total + mine] = mine;
+    if (shared && mine == 0) slots[0] = make_uint4(r.here, total, all_to_shared, 0);
+    if (mine < count && to_shared[mine]) tokens[total + to_shared_before] = mine;
+    if (r.ranks && mine < count) shared_places[mine] = to_shared[mine] ? total + to_shared_before : ELSEWHERE;
 }
 
 // The lists of all experts that are here, by one block of 1,024 threads. Visits stand by expert, then by token, so every step has one order.
 //
 // slots: [here + 1]: the experts that somebody visits, as Visit (see visits.cuh); the rest has count 0. tokens: [visits]: who
 // visits; places: [tokens, per_token]: where a route's visit stands, or ELSEWHERE. The shared expert is the first slot, for it has the most to
-// do; its visits come last, by token, from tokens * per_token on, whoever visits the others.
+// do; its visits come last, by token, from tokens * per_token on, whoever visits the others. If only some tokens visit it, shared_places says
+// which, and gets their places.
 //
 // Routes are taken 1,024 at a time, one a thread: a warp's threads of one expert find each other and their order by a vote, and
 // the warps' counts are added up by a thread an expert.
 // Shared memory: `here` words, and 32 * `here` halves.
 extern "C" __global__ void __launch_bounds__(1024) group_visits(Routing r, const u32* chosen, u32 count, uint4* slots,
-                                                                u32* tokens, u32* places) {
+                                                                u32* tokens, u32* places, u32* shared_places) {
     extern __shared__ u32 words[];
     u32* starts = words;
     u16* of_warp = (u16*)(words + r.here);  // [32][here]
@@ -217,12 +251,31 @@ extern "C" __global__ void __launch_bounds__(1024) group_visits(Routing r, const
         u32 e = number_here(r, chosen[i]);
         if (e < r.here) atomicAdd(&starts[e], 1);
     }
+    u32 to_shared = r.shared ? count : 0;
+    for (u32 base = 0; r.ranks && base < count; base += blockDim.x) {
+        __shared__ u32 of_warps[32];
+        u32 token = base + threadIdx.x;
+        bool goes = token < count && shared_places[token] != ELSEWHERE;
+        u32 all = __ballot_sync(~0u, goes);
+        if (lane == 0) of_warps[warp] = __popc(all);
+        __syncthreads();
+        u32 at = total + to_shared + __popc(all & ((1u << lane) - 1));
+        for (u32 w = 0; w < 32; w++) {
+            if (w < warp) at += of_warps[w];
+            to_shared += of_warps[w];
+        }
+        if (goes) {
+            tokens[at] = token;
+            shared_places[token] = at;
+        }
+        __syncthreads();
+    }
     __syncthreads();
     if (threadIdx.x < 32) {
         // Exclusive prefix sums and the list of experts that anybody visits, 32 experts at a time.
         u32 running = 0, used = 0;
-        if (r.shared) {
-            if (lane == 0) slots[0] = make_uint4(r.here, total, count, 0);
+        if (to_shared > 0) {
+            if (lane == 0) slots[0] = make_uint4(r.here, total, to_shared, 0);
             used = 1;
         }
         for (u32 base = 0; base < r.here; base += 32) {

@@ -20,7 +20,7 @@ use crate::cuda::layout::Layout;
 use crate::cuda::matmul::{Product, multiply};
 use crate::cuda::packing::Room;
 use crate::cuda::ranks::Ranks;
-use crate::cuda::router::Routes;
+use crate::cuda::router::{Routes, SharedVisits};
 use crate::cuda::weights::{DeviceMatrix, ExpertMatrices, FeedForward, Layer, Mlps, Query, Weights};
 use crate::kv_cache::{PAGE_TOKENS, PagePool};
 use crate::parallel::{ExpertSharing, Rank, Shard};
@@ -144,9 +144,9 @@ fn experts_in_other_forms_at_full_width() {
         }
         kernels.prepare(&gpu, [layout]).unwrap();
         let mlps: Vec<Mlps> = (0..layers).map(|_| noise.mlps(&gpu, layout, EXPERTS + 1, WIDTH)).collect();
-        for batch in [1, 8, 32, 64, 2_048] {
+        for batch in [1, 8, 32, 64, 128, 2_048] {
             println!("{layout:?}");
-            if std::env::var_os("ALL_PASSES").is_some() && batch <= 64 {
+            if std::env::var_os("ALL_PASSES").is_some() && batch <= 128 {
                 for pass in [Pass::Narrow, Pass::Many, Pass::Whole] {
                     println!("{pass:?}");
                     experts_by(&gpu, &kernels, &mlps.iter().collect::<Vec<_>>(), batch, copy, Some(pass));
@@ -201,21 +201,26 @@ fn experts_by(gpu: &Gpu, kernels: &Kernels, mlps: &[&Mlps], batch: usize, copy: 
     let mut distinct = 0;
     let routings: Vec<Routes> = (0..8)
         .map(|_| {
-            let routes = Routes::new(gpu, &moe, 0..EXPERTS, true, batch).unwrap();
+            let routes = Routes::new(gpu, &moe, 0..EXPERTS, batch).unwrap();
             let logits: Vec<f32> = (0..batch * EXPERTS).map(|_| random.number() * 2.0).collect();
             gpu.write(routes.logits.address(), &logits).unwrap();
-            routes.choose(gpu, kernels, Address::NULL, batch).unwrap();
+            routes.choose(gpu, kernels, Address::NULL, SharedVisits::All, batch).unwrap();
             distinct += routes.active(gpu);
             routes
         })
         .collect();
     let experts = distinct as f64 / 8.0;
     println!("batch {batch}: {:.1} routed experts and the shared one", experts - 1.0);
-    let slots = routings[0].most_active(batch);
-    let pass = pass.unwrap_or(Pass::best(kernels, mlps[0], Some(routings[0].expected(batch)), batch));
+    let slots = routings[0].most_active(SharedVisits::All, batch);
+    let pass = pass.unwrap_or(Pass::best(
+        kernels,
+        mlps[0],
+        Some(routings[0].expected(SharedVisits::All, batch)),
+        batch,
+    ));
     let bytes = experts * expert_bytes(mlps[0]);
     let job = |i: usize| {
-        let (mlps, visits) = (mlps[i % mlps.len()], routings[i % 8].visits(batch));
+        let (mlps, visits) = (mlps[i % mlps.len()], routings[i % 8].visits(SharedVisits::All, batch));
         Job { gpu, kernels, mlps, visits, slots, pass, x, buffers: &buffers }
     };
     if pass == Pass::Whole {

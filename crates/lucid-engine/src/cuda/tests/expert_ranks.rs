@@ -4,7 +4,6 @@
 //! `cargo test --release -p lucid-engine experts_of_one_rank -- --ignored --nocapture`
 
 use std::ops::Range;
-use std::slice::from_ref;
 
 use super::full_width::{EXPERTS, HIDDEN, Noise, WIDTH, config};
 use super::random::Random;
@@ -15,7 +14,7 @@ use crate::cuda::graph::Graphs;
 use crate::cuda::kernels::{Kernels, Order};
 use crate::cuda::layout::Layout;
 use crate::cuda::packing::Room;
-use crate::cuda::router::Routes;
+use crate::cuda::router::{Routes, SharedVisits};
 use crate::cuda::weights::Experts;
 use crate::parallel::{ExpertSharing, Rank};
 
@@ -36,52 +35,46 @@ fn experts_of_one_rank_at_full_width() {
         let layers =
             |sharing| -> Vec<Experts> { (0..LAYERS).map(|_| layer(&gpu, &noise, sharing, ranks)).collect() };
         let (widths, mut whole) = (layers(ExpertSharing::Widths), layers(ExpertSharing::Whole));
-        let mut lines = Vec::new();
         for batch in [1, 8, 32, 64, 128, 256, 1_024, 4_096] {
             let steps: Vec<Step> = (0..if batch > 256 { 3 } else { 8 })
                 .map(|seed| Step::new(&gpu, &kernels, batch, seed))
                 .collect();
-            let (by_widths, _) = slowest(&gpu, &kernels, &steps, &widths, from_ref(&(0..EXPERTS)));
-            let parts: Vec<_> = Rank::all(ranks).map(|rank| rank.part(EXPERTS)).collect();
-            let (by_number, mean) = slowest(&gpu, &kernels, &steps, &whole, &parts);
-            lines.push((batch, by_widths, by_number, mean));
-        }
-        whole.iter_mut().for_each(|experts| experts.shared = None);
-        for (batch, by_widths, by_number, mean) in lines {
+            let by_widths = times(&gpu, &kernels, &steps, &widths, &(0..EXPERTS));
+            let of_ranks: Vec<Vec<f64>> = Rank::all(ranks)
+                .map(|rank| {
+                    whole.iter_mut().for_each(|experts| experts.shared_visits = SharedVisits::Of(rank));
+                    times(&gpu, &kernels, &steps, &whole, &rank.part(EXPERTS))
+                })
+                .collect();
+            let mean = |times: &[f64]| times.iter().sum::<f64>() / times.len() as f64;
+            let slowest: Vec<f64> = (0..steps.len())
+                .map(|step| of_ranks.iter().map(|times| times[step]).fold(0.0, f64::max))
+                .collect();
             println!(
                 "{ranks} ranks, batch {batch}: widths {:.1} us; whole experts {:.1} us on the slowest rank, {:.1} us on the mean one; \
                  {:.2} times as fast",
-                by_widths * 1e6,
-                by_number * 1e6,
-                mean * 1e6,
-                by_widths / by_number
+                mean(&by_widths) * 1e6,
+                mean(&slowest) * 1e6,
+                mean(&of_ranks.concat()) * 1e6,
+                mean(&by_widths) / mean(&slowest)
             );
-        }
-        // What the separate products of the shared expert take.
-        for batch in [1, 64, 1_024] {
-            let steps = [Step::new(&gpu, &kernels, batch, 0)];
-            let first = 0..EXPERTS / ranks;
-            let (alone, _) = slowest(&gpu, &kernels, &steps, &whole, from_ref(&first));
-            println!("{ranks} ranks, batch {batch}: rank 0 without the shared expert {:.1} us", alone * 1e6);
         }
     }
 }
 
 /// The weights of a rank, whichever it is.
 fn layer(gpu: &Gpu, noise: &Noise, sharing: ExpertSharing, ranks: usize) -> Experts {
-    let width = WIDTH / ranks;
-    let mlps = |experts, width| noise.mlps(gpu, Layout::Nvfp4, experts, width);
-    let (routed, shared_joined, shared) = match sharing {
-        ExpertSharing::Widths => (mlps(EXPERTS + 1, width), true, None),
-        ExpertSharing::Whole => (mlps(EXPERTS / ranks, WIDTH), false, Some(mlps(1, width))),
+    let (experts, width) = match sharing {
+        ExpertSharing::Widths => (EXPERTS, WIDTH / ranks),
+        ExpertSharing::Whole => (EXPERTS / ranks, WIDTH),
     };
     Experts {
         router: noise.bf16(gpu, EXPERTS, HIDDEN),
         bias: None,
-        numbers: 0..EXPERTS,
-        routed,
-        shared_joined,
-        shared,
+        numbers: 0..experts,
+        routed: noise.mlps(gpu, Layout::Nvfp4, experts + 1, width),
+        shared_visits: SharedVisits::All,
+        shared: None,
     }
 }
 
@@ -101,42 +94,29 @@ impl Step {
     }
 }
 
-/// Seconds that the slowest of ranks with these experts takes for a layer's half, and that ranks take in the mean; means over the steps.
-fn slowest(
-    gpu: &Gpu,
-    kernels: &Kernels,
-    steps: &[Step],
-    layers: &[Experts],
-    ranks: &[Range<usize>],
-) -> (f64, f64) {
+/// Seconds that a rank with the experts `here` takes for a layer's half in each of the steps.
+fn times(gpu: &Gpu, kernels: &Kernels, steps: &[Step], layers: &[Experts], here: &Range<usize>) -> Vec<f64> {
     let moe = config(1).moe.unwrap();
     let batch = steps[0].batch;
     let width = layers[0].routed.width;
     let slots = EXPERTS + 1;
     let room = Room { tokens: batch, columns: HIDDEN, visits: 9 * batch, visit_columns: HIDDEN, slots };
     let buffers = ExpertBuffers::new(gpu, kernels, room, width, HIDDEN).unwrap();
+    let routes = Routes::new(gpu, &moe, here.clone(), batch).unwrap();
     let y = gpu.allocate(4 * batch * HIDDEN).unwrap();
     let out = Output { at: y.address(), add: false };
     let mut graphs = Graphs::new(gpu);
-    let (mut of_slowest, mut of_all) = (0.0, 0.0);
-    for (number, step) in steps.iter().enumerate() {
+    let mut time = |(number, step): (usize, &Step)| {
         let x = Normed { natural: step.natural.address(), nvfp4: step.nvfp4.address() };
-        let times = ranks.iter().enumerate().map(|(rank, here)| {
-            let routes = Routes::new(gpu, &moe, here.clone(), layers[0].shared_joined, batch).unwrap();
-            let mut all = || {
-                graphs.run((number, rank), || {
-                    (0..RECORDED).try_for_each(|i| {
-                        run(gpu, kernels, &layers[i % LAYERS], &routes, &buffers, batch, x, out)
-                    })
-                })
-            };
-            let mut times: Vec<f64> = (0..4).map(|_| gpu.time(&mut all).unwrap()).skip(1).collect();
-            times.sort_by(f64::total_cmp);
-            times[1] / RECORDED as f64
-        });
-        let times: Vec<f64> = times.collect();
-        of_slowest += times.iter().copied().fold(0.0, f64::max) / steps.len() as f64;
-        of_all += times.iter().sum::<f64>() / (times.len() * steps.len()) as f64;
-    }
-    (of_slowest, of_all)
+        let mut all = || {
+            graphs.run((number, 0), || {
+                let mut turns = (0..RECORDED).map(|i| &layers[i % LAYERS]);
+                turns.try_for_each(|layer| run(gpu, kernels, layer, &routes, &buffers, batch, x, out))
+            })
+        };
+        let mut times: Vec<f64> = (0..4).map(|_| gpu.time(&mut all).unwrap()).skip(1).collect();
+        times.sort_by(f64::total_cmp);
+        times[1] / RECORDED as f64
+    };
+    steps.iter().enumerate().map(&mut time).collect()
 }

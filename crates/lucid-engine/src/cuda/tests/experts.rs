@@ -10,7 +10,7 @@ use crate::cuda::experts::{ExpertBuffers, Job, Normed, Output, Pass, visit};
 use crate::cuda::kernels::{Kernels, Order};
 use crate::cuda::layout::Layout;
 use crate::cuda::packing::Room;
-use crate::cuda::router::Routes;
+use crate::cuda::router::{Routes, SharedVisits};
 use crate::cuda::weights::{Mlps, upload_experts};
 use crate::parallel::{ExpertSharing, Rank, Shard};
 use crate::weights::Mlp;
@@ -87,11 +87,11 @@ fn visits_match_f64(terms: usize, tolerance: f64) {
                 norm_topk_prob: true,
                 routed_scaling_factor: 1.0,
             };
-            let routes = Routes::new(&gpu, &moe, here.clone(), true, count).unwrap();
+            let routes = Routes::new(&gpu, &moe, here.clone(), count).unwrap();
             let mut random = Random::new(count as u64);
             let logits: Vec<f32> = (0..count * EXPERTS).map(|_| random.number()).collect();
             gpu.write(routes.logits.address(), &logits).unwrap();
-            routes.choose(&gpu, &kernels, Address::NULL, count).unwrap();
+            routes.choose(&gpu, &kernels, Address::NULL, SharedVisits::All, count).unwrap();
             // Small enough that SiLU does not saturate.
             let xs = random::vector(count * hidden, 5);
             let round = |x: f32| if terms == 1 { bf16(x) } else { x };
@@ -107,12 +107,12 @@ fn visits_match_f64(terms: usize, tolerance: f64) {
                 let buffers =
                     ExpertBuffers::new(&gpu, &kernels, room(count, hidden, width), width, hidden).unwrap();
                 gpu.write(buffers.outputs(), &vec![f32::NAN; visits * hidden]).unwrap();
-                let slots = routes.most_active(count);
+                let slots = routes.most_active(SharedVisits::All, count);
                 visit(Job {
                     gpu: &gpu,
                     kernels: &kernels,
                     mlps: &on_gpu,
-                    visits: routes.visits(count),
+                    visits: routes.visits(SharedVisits::All, count),
                     slots,
                     pass,
                     x,
@@ -182,25 +182,28 @@ fn swiglu(mlp: &Mlp, x: &[f32]) -> Vec<f64> {
 fn a_layers_sum_is_the_weighted_sum_of_its_visits() {
     let Some((gpu, kernels)) = gpu() else { return };
     // One token visits two experts at the most, so some ranks have nothing to do.
-    for (ranks, count) in [(1, 17), (2, 17), (2, 1), (4, 1), (4, 2), (4, 90)] {
-        sum_over_ranks(&gpu, &kernels, ranks, count);
+    for (ranks, count) in [(1, 17), (2, 17), (2, 1), (4, 1), (4, 2), (4, 90), (4, 1_100)] {
+        for shared in [Layout::Nvfp4, Layout::Bf16] {
+            sum_over_ranks(&gpu, &kernels, shared, ranks, count);
+        }
     }
 }
 
-fn sum_over_ranks(gpu: &Gpu, kernels: &Kernels, ranks: usize, count: usize) {
+fn sum_over_ranks(gpu: &Gpu, kernels: &Kernels, layout: Layout, ranks: usize, count: usize) {
     let (hidden, width) = (256, 128);
-    let mlp = |seed| Mlp {
-        gate: random::matrix(Layout::Nvfp4, width, hidden, seed),
-        up: random::matrix(Layout::Nvfp4, width, hidden, seed + 1),
-        down: random::matrix(Layout::Nvfp4, hidden, width, seed + 2),
+    let mlp = |layout, seed| Mlp {
+        gate: random::matrix(layout, width, hidden, seed),
+        up: random::matrix(layout, width, hidden, seed + 1),
+        down: random::matrix(layout, hidden, width, seed + 2),
     };
     let host = crate::weights::Experts {
         router: random::matrix(Layout::Bf16, EXPERTS, hidden, 90),
         bias: None,
         bias_in_weights: false,
         first: 0,
-        routed: (0..EXPERTS as u64).map(|e| mlp(10 * e)).collect(),
-        shared: Some(mlp(70)),
+        routed: (0..EXPERTS as u64).map(|e| mlp(Layout::Nvfp4, 10 * e)).collect(),
+        shared: Some(mlp(layout, 70)),
+        shared_by: None,
     };
     let moe = MoE {
         n_routed_experts: EXPERTS,
@@ -224,9 +227,13 @@ fn sum_over_ranks(gpu: &Gpu, kernels: &Kernels, ranks: usize, count: usize) {
     for rank in Rank::all(ranks) {
         let part = Shard::new(&config, rank, ExpertSharing::Whole).experts(&host).unwrap();
         let experts = upload_experts(gpu, kernels, &part).unwrap();
-        // A part of the shared one has another width.
-        assert_eq!(experts.shared_joined, ranks == 1);
-        let routes = Routes::new(gpu, &moe, experts.numbers.clone(), experts.shared_joined, count).unwrap();
+        let listed = match (layout, ranks) {
+            (Layout::Bf16, _) => SharedVisits::Unlisted,
+            (_, 1) => SharedVisits::All,
+            _ => SharedVisits::Of(rank),
+        };
+        assert_eq!(experts.shared_visits, listed);
+        let routes = Routes::new(gpu, &moe, experts.numbers.clone(), count).unwrap();
         let buffers = ExpertBuffers::new(gpu, kernels, room(count, hidden, width), width, hidden).unwrap();
         let out = Output { at: y.address(), add: true };
         crate::cuda::experts::run(gpu, kernels, &experts, &routes, &buffers, count, x, out).unwrap();

@@ -8,6 +8,7 @@ use crate::cuda::forward::CudaModel;
 use crate::cuda::kernels::Kernels;
 use crate::cuda::layout::Layout;
 use crate::cuda::ranks::Ranks;
+use crate::cuda::router::SharedVisits;
 use crate::cuda::weights::{
     Attention, DeviceMatrix, ExpertMatrices, Experts, FeedForward, Layer, Mlps, Query, Weights,
 };
@@ -170,7 +171,7 @@ impl Noise {
                 bias: Some(gpu.upload(&vec![0f32; EXPERTS]).unwrap()),
                 numbers: 0..EXPERTS,
                 routed: self.mlps(gpu, experts, EXPERTS + 1, WIDTH),
-                shared_joined: true,
+                shared_visits: SharedVisits::All,
                 shared: None,
             })),
         }

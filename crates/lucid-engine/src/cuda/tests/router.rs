@@ -6,7 +6,8 @@ use super::gpu;
 use super::random::Random;
 use crate::cpu::{Route, route};
 use crate::cuda::driver::{Address, Gpu};
-use crate::cuda::router::Routes;
+use crate::cuda::router::{Routes, SharedVisits};
+use crate::parallel::{Rank, rank_of_shared};
 
 fn moe(experts: usize, per_token: usize, groups: usize, keep: usize, scoring_func: ScoringFunc) -> MoE {
     MoE {
@@ -24,6 +25,7 @@ fn moe(experts: usize, per_token: usize, groups: usize, keep: usize, scoring_fun
 
 #[test]
 fn choices_match_the_processor_and_lists_hold_every_visit_once() {
+    use SharedVisits::{All, Of, Unlisted};
     let Some((gpu, kernels)) = gpu() else { return };
     let mut random = Random::new(3);
     let models = [
@@ -34,8 +36,10 @@ fn choices_match_the_processor_and_lists_hold_every_visit_once() {
         moe(7, 7, 1, 1, ScoringFunc::Sigmoid),
     ];
     for moe in &models {
-        for (with_bias, shared) in [(true, true), (false, false)] {
-            for count in [1, 2, 8, 17, 300] {
+        for (with_bias, shared) in
+            [(true, All), (false, Unlisted), (true, Of(Rank::of(1, 3))), (false, Of(Rank::of(6, 7)))]
+        {
+            for count in [1, 2, 8, 17, 300, 1_500] {
                 let experts = moe.n_routed_experts;
                 let mut logits: Vec<f32> = (0..count * experts).map(|_| random.number() * 4.0).collect();
                 // Ties, and a NaN in the last token.
@@ -48,9 +52,9 @@ fn choices_match_the_processor_and_lists_hold_every_visit_once() {
                 let middle = experts / 3..experts / 2 + 1;
                 let parts = [0..experts, 0..experts / 3 + 1, middle, experts - 1..experts];
                 for here in parts {
-                    let routes = Routes::new(&gpu, moe, here.clone(), shared, count).unwrap();
+                    let routes = Routes::new(&gpu, moe, here.clone(), count).unwrap();
                     gpu.write(routes.logits.address(), &logits).unwrap();
-                    routes.choose(&gpu, &kernels, address, count).unwrap();
+                    routes.choose(&gpu, &kernels, address, shared, count).unwrap();
                     let bias = with_bias.then_some(&bias[..]);
                     let chosen = routes.read(&gpu, count).unwrap();
                     assert_choices(moe, &logits, bias, &chosen);
@@ -86,27 +90,26 @@ fn assert_lists(
     gpu: &Gpu,
     moe: &MoE,
     here: Range<usize>,
-    shared: bool,
+    shared: SharedVisits,
     routes: &Routes,
     chosen: &[Vec<Route>],
 ) {
     let (count, per_token) = (chosen.len(), moe.num_experts_per_tok);
-    let visits = routes.visits(count);
+    let visits = routes.visits(shared, count);
     let read = |from, len| {
         let mut words = vec![0u32; len];
         gpu.read(&mut words, from).unwrap();
         words
     };
-    let all = here.len() + usize::from(shared);
     let slots = read(visits.slots, 4 * (here.len() + 1));
     let active: Vec<&[u32]> = slots.chunks(4).take_while(|slot| slot[2] > 0).collect();
     assert!(slots.chunks(4).skip(active.len()).all(|slot| slot[2] == 0), "a gap in the slots");
-    let (mut first, mut visitors) = (vec![0; all], vec![0; all]);
+    let (mut first, mut visitors) = (vec![0; here.len() + 1], vec![0; here.len() + 1]);
     for slot in &active {
         (first[slot[0] as usize], visitors[slot[0] as usize]) = (slot[1], slot[2]);
     }
     let routed = count * per_token;
-    let tokens = read(visits.tokens, routed + if shared { count } else { 0 });
+    let tokens = read(visits.tokens, routed + count);
     let places = read(routes.places.address(), routed);
     let mut seen = vec![None; routed];
     for (i, &place) in places.iter().enumerate() {
@@ -127,13 +130,27 @@ fn assert_lists(
         let in_order = seen[a] < seen[b] || seen[a] == seen[b] && tokens[a] <= tokens[b];
         assert!(in_order, "visits out of order");
     }
-    let mut total = listed;
-    if shared {
-        assert_eq!((first[here.len()] as usize, visitors[here.len()] as usize), (routed, count));
-        assert!((0..count).all(|token| tokens[routed + token] as usize == token));
-        total += count;
+    let visits_shared = |token: &usize| match shared {
+        SharedVisits::Unlisted => false,
+        SharedVisits::All => true,
+        SharedVisits::Of(rank) => {
+            let experts = chosen[*token].iter().map(|route| route.expert);
+            rank_of_shared(experts, moe.n_routed_experts, rank.count()) == rank.number()
+        }
+    };
+    let visitors_of_shared: Vec<usize> = (0..count).filter(visits_shared).collect();
+    assert_eq!(visitors[here.len()] as usize, visitors_of_shared.len());
+    assert!(visitors_of_shared.is_empty() || first[here.len()] as usize == routed);
+    assert!(
+        visitors_of_shared.iter().zip(&tokens[routed..]).all(|(&token, &listed)| listed as usize == token)
+    );
+    if let SharedVisits::Of(_) = shared {
+        let mut expected = vec![u32::MAX; count];
+        (routed..).zip(&visitors_of_shared).for_each(|(place, &token)| expected[token] = place as u32);
+        assert_eq!(read(routes.shared_places(shared), count), expected);
     }
-    assert!(active.len() <= routes.most_active(count));
+    let total = listed + visitors_of_shared.len();
+    assert!(active.len() <= routes.most_active(shared, count));
     let visited = visitors.iter().filter(|&&count| count > 0).count();
     assert_eq!(active.len(), visited, "an expert is listed twice");
     assert_eq!(visitors.iter().sum::<u32>() as usize, total);
