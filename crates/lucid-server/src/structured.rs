@@ -54,18 +54,43 @@ impl Inner {
         grammars.compile(grammar, beginning).map_err(|error| refused(field, &error))
     }
 
-    /// Whether an answer begins inside the reasoning: the end of the prompt says it, and where it says nothing, the request does. A
-    /// vocabulary without `</think>` has no reasoning.
+    /// Whether an answer to this prompt begins inside the reasoning; `asked` is what the request's flags say.
     pub(crate) fn thinks(&self, prompt_text: &str, asked: bool) -> bool {
-        let end = prompt_text.trim_end();
-        if self.tokenizer.id("</think>").is_none() || end.ends_with("</think>") {
-            return false;
-        }
-        end.ends_with("<think>") || asked
+        self.tokenizer.id("</think>").is_some() && begins_in_reasoning(prompt_text, asked)
     }
+}
+
+/// The end of the prompt says it (DeepSeek-V3.1's and GLM's templates close the reasoning where none is wanted, Kimi-K2.5's opens it), and
+/// where it says nothing (Kimi-K2-Thinking), the request does.
+fn begins_in_reasoning(prompt_text: &str, asked: bool) -> bool {
+    let end = prompt_text.trim_end();
+    end.ends_with("<think>") || asked && !end.ends_with("</think>")
 }
 
 fn refused(field: &str, error: &Error) -> ApiError {
     let field = if matches!(error, Error::NoMarker(_)) { "tool_choice" } else { field };
     ApiError::field(field, format!("{field}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The ends of prompts as the templates write them.
+    #[test]
+    fn the_end_of_a_prompt_says_whether_reasoning_follows() {
+        for (end, asked, begins) in [
+            ("<|im_assistant|>assistant<|im_middle|><think>", true, true),
+            // Kimi-K2.5 told `enable_thinking`, which its template doesn't know.
+            ("<|im_assistant|>assistant<|im_middle|><think>", false, true),
+            ("<|im_assistant|>assistant<|im_middle|><think></think>", true, false),
+            ("<|im_assistant|>assistant<|im_middle|>", true, true),
+            ("<|im_assistant|>assistant<|im_middle|>", false, false),
+            ("<\u{ff5c}Assistant\u{ff5c}><think>\n", true, true),
+            ("<\u{ff5c}Assistant\u{ff5c}></think>", true, false),
+            ("<|assistant|></think>", true, false),
+        ] {
+            assert_eq!(begins_in_reasoning(end, asked), begins, "{end:?}, {asked}");
+        }
+    }
 }
