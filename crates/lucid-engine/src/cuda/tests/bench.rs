@@ -129,7 +129,7 @@ fn routed(layers: &[Layer]) -> Vec<&Mlps> {
 
 /// The experts of native Kimi-K2.5 (INT4) and of Kimi-K2 (FP8 blocks), and bf16 ones, as shared experts are beside INT4; GGUF's blocks. The values are
 /// noise, and some no numbers: only the time counts. With `ALL_PASSES` set, by all kernels that take them, not by the best alone;
-/// with `FORMS`, only those that it names.
+/// with `FORMS`, only those that it names, with commas between them.
 #[test]
 #[ignore = "a benchmark, for a GPU with 80 GB or more"]
 fn experts_in_other_forms_at_full_width() {
@@ -138,14 +138,19 @@ fn experts_in_other_forms_at_full_width() {
     let copy = bandwidth(&gpu, &kernels, &noise);
     let plain = [(Layout::Nvfp4, 3), (Layout::Int4, 3), (Layout::F8Blocks, 2), (Layout::Bf16, 1)];
     let blocks = [(Layout::Q4K, 3), (Layout::Q5_0, 2), (Layout::Q5K, 2), (Layout::Q6K, 2), (Layout::Q8_0, 2)];
-    for (layout, layers) in plain.into_iter().chain(blocks) {
-        if std::env::var("FORMS").is_ok_and(|forms| !forms.contains(&format!("{layout:?}"))) {
+    let alike = plain.into_iter().chain(blocks).map(|(layout, layers)| ((layout, layout), layers));
+    // As Q4_K_M has it in many layers.
+    let mixed = ((Layout::Q4K, Layout::Q6K), 2);
+    for ((layout, down), layers) in alike.chain([mixed]) {
+        let form = if layout == down { format!("{layout:?}") } else { format!("{layout:?} and {down:?}") };
+        if std::env::var("FORMS").is_ok_and(|forms| forms.split(',').all(|wanted| *wanted != form)) {
             continue;
         }
-        kernels.prepare(&gpu, [layout]).unwrap();
-        let mlps: Vec<Mlps> = (0..layers).map(|_| noise.mlps(&gpu, layout, EXPERTS + 1, WIDTH)).collect();
+        kernels.prepare(&gpu, [layout, down]).unwrap();
+        let mlps: Vec<Mlps> =
+            (0..layers).map(|_| noise.mixed_mlps(&gpu, (layout, down), EXPERTS + 1, WIDTH)).collect();
         for batch in [1, 8, 32, 64, 128, 2_048] {
-            println!("{layout:?}");
+            println!("{form}");
             if std::env::var_os("ALL_PASSES").is_some() && batch <= 128 {
                 for pass in [Pass::Narrow, Pass::Many, Pass::Whole] {
                     println!("{pass:?}");

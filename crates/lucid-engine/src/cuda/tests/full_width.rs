@@ -132,12 +132,23 @@ impl Noise {
     }
 
     pub fn mlps(&self, gpu: &Gpu, layout: Layout, experts: usize, width: usize) -> Mlps {
+        self.mixed_mlps(gpu, (layout, layout), experts, width)
+    }
+
+    /// Gate and up in one form, down in the other.
+    pub fn mixed_mlps(
+        &self,
+        gpu: &Gpu,
+        (gate_layout, down_layout): (Layout, Layout),
+        experts: usize,
+        width: usize,
+    ) -> Mlps {
         Mlps {
-            gate: self.experts(gpu, layout, experts, width, HIDDEN),
-            up: self.experts(gpu, layout, experts, width, HIDDEN),
-            down: self.experts(gpu, layout, experts, HIDDEN, width),
-            gate_layout: layout,
-            down_layout: layout,
+            gate: self.experts(gpu, gate_layout, experts, width, HIDDEN),
+            up: self.experts(gpu, gate_layout, experts, width, HIDDEN),
+            down: self.experts(gpu, down_layout, experts, HIDDEN, width),
+            gate_layout,
+            down_layout,
             width,
             hidden: HIDDEN,
         }
