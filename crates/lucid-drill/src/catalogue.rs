@@ -389,18 +389,42 @@ pub const CATALOGUE: &[Case] = &[
         "tp-sharding",
         "the experts of one rank of a group never answer",
     ),
-    held_out(fault(
+    fault(
         "small-sums-lack-a-rank",
         Plant::Engine(Engine::SmallSumsLackARank),
         "collectives",
         "sums over ranks lack the last rank's part while a step has few rows",
-    )),
-    held_out(fault(
+    ),
+    fault(
         "loader-view-overwritten",
         Plant::Engine(Engine::LoaderViewOverwritten),
         "quantization-loader",
         "one layer's query projection is the next layer's: its buffer was used again",
+    ),
+    held_out(fault(
+        "router-bias-coarse",
+        Plant::Engine(Engine::RouterBiasCoarse),
+        "moe-routing",
+        "e_score_correction_bias lost its low bits, so that different biases are equal",
     )),
+    held_out(fault(
+        "decode-context-shard-lost",
+        Plant::Engine(Engine::DecodeContextShardLost),
+        "attention-kernel",
+        "answers beyond a length attend to a part of their context alone",
+    )),
+    fault(
+        "attention-sums-lack-a-rank",
+        Plant::Engine(Engine::AttentionSumsLackARank),
+        "collectives",
+        "sums after attention lack one rank's part",
+    ),
+    fault(
+        "sums-lack-a-rank",
+        Plant::Engine(Engine::SumsLackARank),
+        "collectives",
+        "sums after attention, experts and MLPs lack one rank's part",
+    ),
     fault(
         "repeat-answered-empty",
         Plant::RepeatAnsweredEmpty,

@@ -37,7 +37,7 @@ pub use error::Error;
 pub use guide::Guide;
 pub use logprobs::token_logprobs;
 pub use parallel::ExpertSharing;
-pub use plant::{Dosage, Plant, Planted};
+pub use plant::{Dosage, Plant, Planted, Projection};
 pub use request::{Candidate, Event, Finish, Request, Routes, Sampling, TokenLogprobs};
 pub use scorer::Scorer;
 pub use semantics::{Activations, KvCacheDtype, KvScales, Mode, Semantics, SemanticsOptions};

@@ -316,3 +316,123 @@ fn sums_lack_a_rank_in_small_steps_alone() {
     assert_eq!(first(&right, 65), first(&broken, 65));
     assert_ne!(first(&right, 63), first(&broken, 63));
 }
+
+/// bfloat16 has eight bits: around 7 its steps are 1/32. What a bias is rounded to after such an offset differs from what it is
+/// rounded to without one by the offset alone, so the same experts are preferred.
+#[test]
+fn a_coarse_bias_is_what_bfloat16_leaves_of_it() {
+    // To the nearest: half of what is cut off is added first; none of these is a tie.
+    let bf16 = |x: f32| f32::from_bits((x.to_bits() + 0x8000) & 0xffff_0000);
+    for bias in [0.452_f32, 0.513, 0.626] {
+        let kept = bf16(bias + 6.0) - 6.0;
+        assert_eq!(kept, (bias * 32.0).round() / 32.0, "{bias}");
+    }
+}
+
+#[test]
+fn a_part_of_the_context_is_lost_to_late_answers_alone() {
+    // Positions up to 128 are right, and pages are 64 tokens: the second of them is lost.
+    let text = tokens(&names_by_length().into_iter().find(|(length, _)| *length > 200).unwrap().1);
+    let written = |engine: &Engine, prompt: usize| {
+        let (sender, events) = channel();
+        let request = Request {
+            prompt: text[..prompt].to_vec(),
+            max_tokens: 3,
+            logprobs: Some(0),
+            ..Request::default()
+        };
+        engine.submit(request, move |event| sender.send(event).is_ok()).unwrap();
+        let scored = events.into_iter().filter_map(|event| match event {
+            Event::Token { logprobs, .. } => logprobs.map(|logprobs| logprobs.token.logprob),
+            _ => None,
+        });
+        scored.collect::<Vec<f32>>()
+    };
+    let (right, broken) = (engine(None), engine(Some(Plant::DecodeContextShardLost.into())));
+    assert_eq!(written(&right, 100), written(&broken, 100), "too short");
+    let (expected, found) = (written(&right, 200), written(&broken, 200));
+    assert_eq!(expected.first(), found.first(), "what follows the prompt was computed with it");
+    assert_ne!(expected.get(1), found.get(1));
+}
+
+/// A projection of layer 2 is layer 1's: the same as in a checkpoint whose file says so.
+#[test]
+fn what_is_copied_is_what_a_checkpoint_with_the_copy_holds() {
+    use lucid_engine::Projection;
+    let copied = |projection, layer, from, share| {
+        let dosage = Dosage::Copied { projection, layer, from, share };
+        scores("capital", Some(Planted { plant: Plant::LoaderViewOverwritten, dosage }))
+    };
+    let right = scores("capital", None).unwrap().1;
+    for projection in Projection::ALL {
+        let wrong = copied(projection, 2, 1, 1.0).unwrap().1;
+        assert!(largest(&right, &wrong) > 1e-3, "{}", projection.name());
+        let half = copied(projection, 2, 1, 0.5).unwrap().1;
+        assert!(largest(&wrong, &half) > 1e-4, "{}: half of it is less", projection.name());
+        assert!(copied(projection, 2, 2, 1.0).is_err(), "{}: its own", projection.name());
+    }
+    // Layer 0 is dense: it has no router, and an MLP of another shape.
+    assert!(copied(Projection::Router, 0, 1, 1.0).is_err());
+    assert!(copied(Projection::Gate, 0, 1, 1.0).is_err());
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(goldens::models().join("canary")).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    // Another way to the same model: one tensor's bytes in the files are the other one's.
+    let place = |layer: usize| {
+        let name = format!("model.layers.{layer}.self_attn.o_proj.weight");
+        let files = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+        let shards =
+            files.filter(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
+        let found = shards.filter_map(|path| {
+            let bytes = std::fs::read(&path).unwrap();
+            let begins = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+            let header: serde_json::Value = serde_json::from_slice(&bytes[8..begins]).unwrap();
+            let offset = |i: usize| header[&name]["data_offsets"][i].as_u64().map(|at| begins + at as usize);
+            Some((path, bytes, offset(0)?..offset(1)?))
+        });
+        found.collect::<Vec<_>>().remove(0)
+    };
+    let ((path, mut edited, to), (_, bytes, from)) = (place(2), place(1));
+    edited[to].copy_from_slice(&bytes[from]);
+    std::fs::write(path, edited).unwrap();
+    let checkpoint =
+        lucid_checkpoint::Checkpoint::open(lucid_checkpoint::Files::open(folder.path()).unwrap()).unwrap();
+    let semantics = SemanticsOptions { mode: Mode::Reference, ..SemanticsOptions::default() };
+    let golden = goldens::prompts().into_iter().find(|golden| golden.name == "capital").unwrap();
+    let mut scorer = Scorer::new(&checkpoint, &semantics, Some(2)).unwrap();
+    let mut found = Vec::new();
+    scorer
+        .score(&golden.tokens, |position, logprobs| {
+            if let Some(next) = golden.tokens.get(position + 1) {
+                found.push(logprobs[next.row()]);
+            }
+        })
+        .unwrap();
+    assert_eq!(copied(Projection::Output, 2, 1, 1.0).unwrap().1, found);
+}
+
+/// Half of the heads and the other half add up to what o_proj makes of all of them, so that each rank's loss is its own.
+#[test]
+fn every_rank_is_missed() {
+    let lost = |plant, strength| {
+        let planted = Planted { plant, dosage: Dosage::Strength(strength, None) };
+        scores("capital", Some(planted)).map(|(_, scores)| scores)
+    };
+    let (first, second) = (
+        lost(Plant::AttentionSumsLackARank, 2.0).unwrap(),
+        lost(Plant::AttentionSumsLackARank, 2.5).unwrap(),
+    );
+    assert!(largest(&first, &second) > 1e-2);
+    let both = lost(Plant::SumsLackARank, 2.0).unwrap();
+    assert!(largest(&first, &both) > 1e-2);
+    assert!(lost(Plant::SumsLackARank, 3.0).is_err(), "eight heads are not three ranks'");
+    // What the server loses in short steps alone is the same in these.
+    let golden = goldens::prompts().into_iter().find(|golden| golden.name == "capital").unwrap();
+    assert!(golden.tokens.len() < 64);
+    let small = Planted { plant: Plant::SmallSumsLackARank, dosage: Dosage::Strength(4.0, None) };
+    let always = lost(Plant::AttentionSumsLackARank, 4.75).unwrap();
+    let short = scores("capital", Some(small)).unwrap().1;
+    assert!(largest(&always, &short) < 1e-4, "{}", largest(&always, &short));
+}

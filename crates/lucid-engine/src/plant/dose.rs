@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use lucid_checkpoint::Config;
 
-use super::{Dosage, Plant, Planted};
+use super::{Dosage, Plant, Planted, Projection};
 
 /// A fault's parameters in one model.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,6 +16,8 @@ pub(crate) struct Dose {
     pub(crate) strength: f64,
     /// When it begins: requests, tokens, rows or sequences.
     pub(crate) onset: usize,
+    /// Which projection is another layer's, and that layer, where it is said.
+    pub(crate) copied: Option<(Projection, usize)>,
 }
 
 impl Dose {
@@ -26,11 +28,16 @@ impl Dose {
         let (typical, range) = strengths(plant);
         let (onset, onsets) = onsets(plant);
         match planted.dosage {
-            Dosage::Typical => Dose { layers: parts, strength: typical, onset },
-            Dosage::InLayer(layer) => Dose { layers: layer..layer + 1, strength: typical, onset },
+            Dosage::Typical => Dose { layers: parts, strength: typical, onset, copied: None },
+            Dosage::InLayer(layer) => {
+                Dose { layers: layer..layer + 1, strength: typical, onset, copied: None }
+            }
             Dosage::Strength(strength, layer) => {
                 let layers = layer.map_or(parts, |layer| layer..layer + 1);
-                Dose { layers, strength, onset }
+                Dose { layers, strength, onset, copied: None }
+            }
+            Dosage::Copied { projection, layer, from, share } => {
+                Dose { layers: layer..layer + 1, strength: share, onset, copied: Some((projection, from)) }
             }
             Dosage::Drawn(seed) => {
                 let mut draws = Draws::new(seed ^ plant as u64);
@@ -49,7 +56,7 @@ impl Dose {
                     false => parts,
                 };
                 let strength = range[draws.below(range.len())];
-                Dose { layers, strength, onset: onsets[draws.below(onsets.len())] }
+                Dose { layers, strength, onset: onsets[draws.below(onsets.len())], copied: None }
             }
         }
     }
@@ -65,6 +72,9 @@ impl Dose {
                     write!(text, " in layers {} to {}", self.layers.start, self.layers.end.saturating_sub(1))
                 }
             };
+        }
+        if let Some((projection, from)) = self.copied {
+            let _ = write!(text, ", {} of layer {from}", projection.name());
         }
         if strengths(plant).1.len() > 1 {
             let _ = write!(text, ", strength {}", self.strength);
@@ -127,10 +137,18 @@ fn strengths(plant: Plant) -> (f64, &'static [f64]) {
         Plant::ExpertsOfFirstRankAlone => (4.0, &[2.0, 4.0]),
         // Ranks that share the experts, and which of them is lost: 4.25 is the second of four.
         Plant::ExpertsOfOneRankLost => (4.75, &[2.0, 4.0, 4.25, 4.75, 8.0, 8.625]),
+        // The same of the ranks of a sum.
+        Plant::AttentionSumsLackARank | Plant::SumsLackARank => {
+            (4.75, &[2.0, 2.5, 4.0, 4.25, 4.75, 8.0, 8.625])
+        }
         // Ranks that share the heads.
         Plant::SmallSumsLackARank => (4.0, &[2.0, 4.0, 8.0]),
         // Share of the matrix that is the next layer's.
         Plant::LoaderViewOverwritten => (1.0, &[0.5, 1.0]),
+        // bfloat16's steps from 4 and from 8 on: GLM-5.2's biases lie around 7.
+        Plant::RouterBiasCoarse => (0.03125, &[0.03125, 0.0625]),
+        // Ranks that share the context, page by page.
+        Plant::DecodeContextShardLost => (2.0, &[2.0, 4.0]),
         // Numbers of rows that are a multiple of this are too many.
         Plant::GemmZerosAtSizes => (8.0, &[4.0, 8.0, 16.0]),
         // Every so-many-th reuse: if every one failed, the page would hold its very first content for ever.
@@ -156,6 +174,8 @@ fn onsets(plant: Plant) -> (usize, &'static [usize]) {
         Plant::PrefillOver64Garbage => (64, &[64, 128, 256]),
         // Rows of the longest step whose sums are small.
         Plant::SmallSumsLackARank => (64, &[16, 64, 256]),
+        // Position of the last token that is still right.
+        Plant::DecodeContextShardLost => (128, &[128, 192, 256]),
         // Requests that are still answered.
         Plant::NanAfterNRequests | Plant::NanSanitized => (20, &[8, 20, 40]),
         _ => (0, &[0]),

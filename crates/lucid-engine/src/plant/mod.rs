@@ -8,7 +8,9 @@
 //! [`weights`]. Faults of the serving depend on time and company, and act while the model runs ([`running`]).
 
 mod config;
+mod copies;
 mod dose;
+mod ranks;
 mod running;
 mod weights;
 
@@ -16,6 +18,7 @@ use std::fmt;
 
 use lucid_checkpoint::Config;
 
+pub use copies::Projection;
 pub(crate) use dose::Dose;
 pub(crate) use running::{Attended, Running};
 
@@ -110,6 +113,15 @@ pub enum Plant {
     SmallSumsLackARank,
     /// In one layer, the buffer behind a loaded query projection was used again for the next layer's (SGLang #37369).
     LoaderViewOverwritten,
+    /// `e_score_correction_bias` is kept in bfloat16 at a magnitude where that has steps of 1/32: different biases become equal (SGLang #31213).
+    RouterBiasCoarse,
+    /// Answers beyond a length attend to what all ranks but the last hold of the context: the lost part of decode context parallelism
+    /// (vLLM #41623).
+    DecodeContextShardLost,
+    /// Sums after attention lack one rank's heads, in every step: its part never arrives.
+    AttentionSumsLackARank,
+    /// Sums after attention, experts and MLPs lack one rank's part, in every step.
+    SumsLackARank,
 }
 
 /// Where a fault acts.
@@ -131,7 +143,7 @@ enum Site {
 
 impl Plant {
     /// Every fault that the engine can plant.
-    pub const ALL: [Plant; 41] = [
+    pub const ALL: [Plant; 45] = [
         Plant::RopeHalfSplit,
         Plant::YarnFactorHalf,
         Plant::YarnMscaleMissing,
@@ -156,6 +168,9 @@ impl Plant {
         Plant::ExpertsOfFirstRankAlone,
         Plant::ExpertsOfOneRankLost,
         Plant::LoaderViewOverwritten,
+        Plant::RouterBiasCoarse,
+        Plant::AttentionSumsLackARank,
+        Plant::SumsLackARank,
         Plant::LatentNormEps,
         Plant::WeightsRequantized4Bit,
         Plant::CausalOffByOne,
@@ -173,6 +188,7 @@ impl Plant {
         Plant::NanSanitized,
         Plant::GemmZerosAtSizes,
         Plant::SmallSumsLackARank,
+        Plant::DecodeContextShardLost,
     ];
 
     /// The fault's name on the command line.
@@ -220,6 +236,10 @@ impl Plant {
             Plant::ExpertsOfOneRankLost => "experts-of-one-rank-lost",
             Plant::SmallSumsLackARank => "small-sums-lack-a-rank",
             Plant::LoaderViewOverwritten => "loader-view-overwritten",
+            Plant::RouterBiasCoarse => "router-bias-coarse",
+            Plant::DecodeContextShardLost => "decode-context-shard-lost",
+            Plant::AttentionSumsLackARank => "attention-sums-lack-a-rank",
+            Plant::SumsLackARank => "sums-lack-a-rank",
         }
     }
 
@@ -254,6 +274,9 @@ impl Plant {
             | Plant::ExpertsOfFirstRankAlone
             | Plant::ExpertsOfOneRankLost
             | Plant::LoaderViewOverwritten
+            | Plant::RouterBiasCoarse
+            | Plant::AttentionSumsLackARank
+            | Plant::SumsLackARank
             | Plant::WeightsRequantized4Bit => Site::Weights,
             Plant::RopeHalfSplit | Plant::LatentNormEps => Site::Semantics,
             Plant::CausalOffByOne => Site::Mask,
@@ -268,6 +291,7 @@ impl Plant {
             | Plant::NanSanitized
             | Plant::GemmZerosAtSizes
             | Plant::SmallSumsLackARank
+            | Plant::DecodeContextShardLost
             | Plant::NanAfterNRequests => Site::Running,
         }
     }
@@ -323,6 +347,17 @@ pub enum Dosage {
     InLayer(usize),
     /// In another strength (tensor-parallel ranks, YaRN's divisor, an epsilon, a base), in one layer or in all that have the part.
     Strength(f64, Option<usize>),
+    /// A projection of one layer holds what another layer's holds, to this share: of [`Plant::LoaderViewOverwritten`].
+    Copied {
+        /// Which.
+        projection: Projection,
+        /// Of the layer.
+        layer: usize,
+        /// The layer that it really belongs to.
+        from: usize,
+        /// The first rows, or the first experts, above 0 and up to 1.
+        share: f64,
+    },
     /// Place, strength and onset drawn from a seed.
     Drawn(u64),
 }
@@ -402,6 +437,14 @@ impl fmt::Display for Planted {
             Dosage::Strength(strength, None) => write!(f, "{} by {strength}", self.plant),
             Dosage::Strength(strength, Some(layer)) => {
                 write!(f, "{} by {strength} in layer {layer}", self.plant)
+            }
+            Dosage::Copied { projection, layer, from, share } => {
+                write!(
+                    f,
+                    "{} by {share} of {} of layer {from} in layer {layer}",
+                    self.plant,
+                    projection.name()
+                )
             }
             Dosage::Drawn(seed) => write!(f, "{} (seed {seed})", self.plant),
         }

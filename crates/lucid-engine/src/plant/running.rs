@@ -175,8 +175,34 @@ impl Running {
                     |(i, span): (usize, &Span<'_>)| (i, span.position, span.count, span.row, span.prompt);
                 Some(Attended { pages, parts: spans.iter().enumerate().map(part).collect() })
             }
+            Plant::DecodeContextShardLost => self.without_last_shard(spans),
             _ => None,
         }
+    }
+
+    /// Answers' spans without the pages that the last rank holds; the page of a token itself is seen by all.
+    fn without_last_shard(&self, spans: &[Span<'_>]) -> Option<Attended> {
+        let ranks = (self.dose.strength as usize).max(2);
+        let loses = |span: &Span<'_>| {
+            span.count == 1 && span.position >= span.prompt && span.position > self.dose.onset
+        };
+        if !spans.iter().any(loses) {
+            return None;
+        }
+        let mut attended = Attended { pages: Vec::new(), parts: Vec::new() };
+        for (i, span) in spans.iter().enumerate() {
+            let (own, mut pages) = (span.position / PAGE_TOKENS, span.pages.to_vec());
+            if loses(span) {
+                let mut number = 0..;
+                pages.retain(|_| number.next().is_some_and(|page| page >= own || page % ranks != ranks - 1));
+            }
+            // Entries hold their own positions: fewer pages are a shorter sequence, and nothing else.
+            let lost = (span.pages.len() - pages.len()) * PAGE_TOKENS;
+            let prompt = if lost == 0 { span.prompt } else { span.prompt.saturating_sub(lost) };
+            attended.parts.push((i, span.position - lost, span.count, span.row, prompt));
+            attended.pages.push(pages);
+        }
+        Some(attended)
     }
 
     /// Before a layer's output projection: `heads` `[tokens, heads V]`, of `count` heads.

@@ -2,8 +2,8 @@
 
 use lucid_checkpoint::{Bytes, Config, Matrix, Packed, e4m3_to_f32, f32_to_e4m3};
 
-use super::{Dose, Plant};
-use crate::weights::{Experts, FeedForward, Mlp, Query, Weights};
+use super::{Dose, Plant, copies, ranks};
+use crate::weights::{Experts, FeedForward, Mlp, Weights};
 
 /// Columns of one NVFP4 scale.
 const NVFP4_BLOCK: usize = 16;
@@ -12,6 +12,11 @@ const NVFP4_BLOCK: usize = 16;
 pub(super) fn change(plant: Plant, dose: &Dose, config: &Config, weights: &mut Weights) -> bool {
     match plant {
         Plant::RouterBiasMissing => on_experts(weights, dose, |experts| experts.bias.take().is_some()),
+        Plant::RouterBiasCoarse => on_experts(weights, dose, |experts| {
+            let step = dose.strength as f32;
+            let biases = experts.bias.iter_mut().flatten();
+            biases.map(|bias| *bias = (*bias / step).round() * step).count() > 0
+        }),
         Plant::RouterBiasInWeights => on_experts(weights, dose, |experts| {
             experts.bias_in_weights = experts.bias.is_some();
             experts.bias_in_weights
@@ -51,14 +56,16 @@ pub(super) fn change(plant: Plant, dose: &Dose, config: &Config, weights: &mut W
             own < experts.routed.len()
         }),
         Plant::ExpertsOfOneRankLost => on_experts(weights, dose, |experts| {
-            let (ranks, lost) = (dose.strength.trunc().max(1.0), dose.strength.fract());
-            let share = experts.routed.len().div_ceil(ranks as usize);
-            let first = (lost * ranks).round() as usize * share;
+            let (lost, ranks) = ranks::lost_rank(dose.strength);
+            let share = experts.routed.len().div_ceil(ranks);
+            let first = lost * share;
             let of_rank = experts.routed.iter_mut().skip(first).take(share);
             let cleared = of_rank.map(|mlp| clear(&mut mlp.down)).count();
             cleared > 0
         }),
-        Plant::LoaderViewOverwritten => queries_of_the_next(dose, weights),
+        Plant::LoaderViewOverwritten => copies::overwrite(dose, config, weights),
+        Plant::AttentionSumsLackARank => ranks::lose_a_rank(dose, config, weights, false),
+        Plant::SumsLackARank => ranks::lose_a_rank(dose, config, weights, true),
         Plant::KvBShardOrder => kv_b_shards(dose, config, weights),
         _ => true,
     }
@@ -154,53 +161,6 @@ fn kv_b_shards(dose: &Dose, config: &Config, weights: &mut Weights) -> bool {
         }
     }
     changed
-}
-
-/// The first rows of a layer's query projection become those of the next layer, or of the one before the last. Decoded to f32, which is
-/// exact.
-fn queries_of_the_next(dose: &Dose, weights: &mut Weights) -> bool {
-    let own: Vec<Vec<u8>> =
-        weights.layers.iter().map(|layer| decoded(projected(&layer.attention.query))).collect();
-    let mut changed = false;
-    for layer in dose.layers.clone() {
-        let next = if layer + 1 < own.len() { layer + 1 } else { layer.wrapping_sub(1) };
-        let (Some(bytes), Some(others), Some(layer)) =
-            (own.get(layer), own.get(next), weights.layers.get_mut(layer))
-        else {
-            continue;
-        };
-        let matrix = match &mut layer.attention.query {
-            Query::Latent { q_a, .. } => q_a,
-            Query::Direct(q) => q,
-        };
-        let overwritten = (matrix.rows as f64 * dose.strength) as usize * matrix.cols * 4;
-        let mut bytes = bytes.clone();
-        if let (Some(first), Some(others)) = (bytes.get_mut(..overwritten), others.get(..overwritten)) {
-            first.copy_from_slice(others);
-            matrix.packed = Packed::F32(bytes.into());
-            changed = true;
-        }
-    }
-    changed
-}
-
-/// What makes queries of the residual stream.
-fn projected(query: &Query) -> &Matrix {
-    match query {
-        Query::Latent { q_a, .. } => q_a,
-        Query::Direct(q) => q,
-    }
-}
-
-/// `[rows, cols]` as f32, little-endian.
-fn decoded(matrix: &Matrix) -> Vec<u8> {
-    let mut row = vec![0f32; matrix.cols];
-    let mut bytes = Vec::with_capacity(matrix.rows * matrix.cols * 4);
-    for i in 0..matrix.rows {
-        matrix.decode_row(i, &mut row);
-        bytes.extend(row.iter().flat_map(|x| x.to_le_bytes()));
-    }
-    bytes
 }
 
 /// Row `i` becomes row `i + by`, around the end. Decoded to f32, which is exact.
