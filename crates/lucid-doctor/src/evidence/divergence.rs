@@ -19,7 +19,7 @@ pub(crate) struct Observation {
 }
 
 /// A sequence, and what the server said about some of its positions.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Observed {
     pub(crate) tokens: Vec<TokenId>,
     /// How many of them are the prompt.

@@ -46,6 +46,8 @@ pub(crate) struct Evidence {
     pub(crate) unstable: bool,
     /// Something is wrong beyond a number of tokens: company makes longer steps, and shows it too.
     pub(crate) threshold: bool,
+    /// Something is wrong up to a number of tokens: company makes longer steps, which are right.
+    pub(crate) short_steps: bool,
     /// The life of the service, as its log tells it.
     pub(crate) timeline: Option<lucid_logs::Timeline>,
     /// What stood in the way of the diagnosis itself.

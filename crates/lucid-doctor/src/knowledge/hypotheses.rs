@@ -34,6 +34,9 @@ pub(crate) struct Mistake {
     within: Option<String>,
     /// The strength that the engine's fault usually has, where the title has to tell it.
     usual: Option<f64>,
+    /// Whether it is a projection of one layer that holds another layer's, which has places in place of strengths.
+    #[serde(default)]
+    pub(crate) copies: bool,
     /// What to do, in place of the cause's own remedy.
     pub(crate) remedy: Option<Remedy>,
 }
@@ -47,7 +50,10 @@ impl Mistake {
     /// What it is in one strength, or as usual.
     pub(crate) fn title_in(&self, strength: Option<f64>) -> String {
         match (self.plant(), strength.or(self.usual)) {
-            (Some(Plant::ExpertsOfOneRankLost), Some(strength)) => {
+            (
+                Some(Plant::ExpertsOfOneRankLost | Plant::AttentionSumsLackARank | Plant::SumsLackARank),
+                Some(strength),
+            ) => {
                 let (ranks, lost) = (strength.trunc(), strength.fract());
                 format!("{}: rank {} of {ranks}, counted from 0", self.title, (lost * ranks).round())
             }
@@ -145,6 +151,11 @@ mod tests {
             assert!(plant.is_of_the_model(), "{plant}: teacher forcing doesn't show it");
             assert!(causes().causes.iter().any(|cause| cause.id == mistake.cause), "{}", mistake.cause);
             assert!(!mistake.title.is_empty());
+            assert_eq!(
+                mistake.copies,
+                plant == Plant::LoaderViewOverwritten,
+                "{plant}: only that one has places"
+            );
             if let Some(wider) = &mistake.within {
                 let known = hypotheses().mistakes.iter().find(|known| known.plant == *wider);
                 assert!(

@@ -131,7 +131,7 @@ pub(super) fn only_while_decoding(check: &str, scores: &[PromptScore], measure: 
 }
 
 /// The largest power of two below which all of a prompt is right.
-fn only_beyond(check: &str, scores: &[PromptScore], measure: Measure) -> Option<Finding> {
+pub(super) fn only_beyond(check: &str, scores: &[PromptScore], measure: Measure) -> Option<Finding> {
     let beyond = |score: &PromptScore, edge: usize| {
         let later = score.positions.iter().filter(|p| !p.decoded && p.position > edge);
         measure.mean(later, FEW_OF_A_PROMPT)

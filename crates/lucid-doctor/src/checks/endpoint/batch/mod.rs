@@ -119,7 +119,9 @@ impl Check for Batch {
         let proven = proves(&different, exact) && !examination.evidence.unstable;
         let threshold = examination.evidence.threshold;
         let mut findings = findings(self.id(), &different, proven, pairs, ties, &leaks, neighbours);
-        if threshold {
+        if examination.evidence.short_steps {
+            findings = findings.into_iter().map(of_shorter_steps).collect();
+        } else if threshold {
             findings = findings.into_iter().map(of_longer_steps).collect();
         } else if proven {
             let changed: BTreeSet<usize> = different.iter().map(|(question, ..)| *question).collect();
@@ -157,6 +159,15 @@ fn of_longer_steps(mut finding: Finding) -> Finding {
     if finding.id.ends_with("/company-changes") {
         finding.suggests.clear();
         return finding.suggests("size-threshold", 4.0).suggests("attention-kernel", 2.0);
+    }
+    finding
+}
+
+/// Where short steps are known to be wrong, company makes longer ones, and who is alone is wrong.
+fn of_shorter_steps(mut finding: Finding) -> Finding {
+    if finding.id.ends_with("/company-changes") {
+        finding.suggests.clear();
+        return finding.suggests("collectives", 1.0).suggests("attention-kernel", 1.0);
     }
     finding
 }
@@ -254,7 +265,9 @@ mod tests {
             [(0, 1, Alike::Different { at: 1, shift: 1.0 }), (1, 2, Alike::Different { at: 1, shift: 1.0 })];
         let found = findings("endpoint.batch", &changes, true, 6, 0, &[], 10).remove(0);
         assert_eq!(found.suggested_cause(), Some("attention-kernel"));
-        assert_eq!(of_longer_steps(found).suggested_cause(), Some("size-threshold"));
+        assert_eq!(of_longer_steps(found.clone()).suggested_cause(), Some("size-threshold"));
+        let weights: f64 = of_shorter_steps(found).suggests.iter().map(|suggestion| suggestion.weight).sum();
+        assert!((weights - 2.0).abs() < 1e-9, "it says nothing that the number of tokens doesn't");
         let odd = (2, 1, Alike::Different { at: 1, shift: 1.0 });
         assert!(judged(&[odd, odd], 0, false).is_empty(), "one odd answer alone differs from all in company");
         assert!(ids(3, 0, true).is_empty(), "it doesn't repeat itself when alone either");

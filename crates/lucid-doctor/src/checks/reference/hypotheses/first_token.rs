@@ -19,9 +19,20 @@ const TOP: u32 = 5;
 const LITTLE: f64 = 0.02;
 const MUCH: f64 = 0.2;
 
+/// What follows a single token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FirstToken {
+    Right,
+    Wrong,
+}
+
 /// Asks prompts of one token; nothing where the server takes no tokens, or the answer is neither. `overall` is the divergence
 /// over whole prompts, nats a token.
-pub(super) fn look(check: &str, examination: &mut Examination<'_>, overall: f64) -> Option<Finding> {
+pub(super) fn look(
+    check: &str,
+    examination: &mut Examination<'_>,
+    overall: f64,
+) -> Option<(FirstToken, Finding)> {
     let endpoint = examination.endpoint().ok()?;
     if !endpoint.dialect().capabilities().token_prompts {
         return None;
@@ -47,12 +58,18 @@ pub(super) fn look(check: &str, examination: &mut Examination<'_>, overall: f64)
 }
 
 /// `beyond` is the share of the tokens beyond f32's rounding, of a server that declares f32.
-fn judge(check: &str, alone: f64, beyond: Option<f64>, overall: f64, exchange: usize) -> Option<Finding> {
+fn judge(
+    check: &str,
+    alone: f64,
+    beyond: Option<f64>,
+    overall: f64,
+    exchange: usize,
+) -> Option<(FirstToken, Finding)> {
     let numbers =
         format!("{} nats after a single token, {} a token over whole prompts", nats(alone), nats(overall));
     let right = beyond.map_or(alone <= LITTLE * overall, |beyond| beyond <= FEW_BEYOND);
-    let finding = if right {
-        Finding::new(
+    let (first, finding) = if right {
+        let finding = Finding::new(
             check,
             "first-token-right",
             Severity::Info,
@@ -62,10 +79,12 @@ fn judge(check: &str, alone: f64, beyond: Option<f64>, overall: f64, exchange: u
         .suggests("rope-scaling", 2.0)
         .suggests("kv-cache-scales", 0.5)
         .suggests("moe-routing", -4.0)
-        .suggests("quantization-loader", -4.0)
-        .suggests("wrong-checkpoint", -4.0)
+        // Queries are weights as well.
+        .suggests("quantization-loader", -1.0)
+        .suggests("wrong-checkpoint", -4.0);
+        (FirstToken::Right, finding)
     } else if alone >= MUCH * overall {
-        Finding::new(
+        let finding = Finding::new(
             check,
             "first-token-wrong",
             Severity::Info,
@@ -75,11 +94,13 @@ fn judge(check: &str, alone: f64, beyond: Option<f64>, overall: f64, exchange: u
         .suggests("kv-cache-scales", -2.0)
         .suggests("moe-routing", 2.0)
         .suggests("quantization-loader", 2.5)
-        .suggests("wrong-checkpoint", 2.0)
+        .suggests("wrong-checkpoint", 2.0);
+        (FirstToken::Wrong, finding)
     } else {
         return None;
     };
-    Some(finding.detail(numbers.clone()).proof(ProofKind::Exchange, exchange.to_string(), numbers))
+    let finding = finding.detail(numbers.clone()).proof(ProofKind::Exchange, exchange.to_string(), numbers);
+    Some((first, finding))
 }
 
 /// Different tokens of the compared prompts, none of them special: those all stand at the beginning of something.
@@ -102,7 +123,7 @@ mod tests {
     use super::*;
 
     fn cause(alone: f64, beyond: Option<f64>) -> Option<String> {
-        judge("reference.hypotheses", alone, beyond, 0.1, 1).map(|finding| finding.id)
+        judge("reference.hypotheses", alone, beyond, 0.1, 1).map(|(_, finding)| finding.id)
     }
 
     #[test]

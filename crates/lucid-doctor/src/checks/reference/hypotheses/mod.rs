@@ -9,20 +9,26 @@
 //! the effect, and weights that are a little different have nowhere to hide.
 //!
 //! When none fits as usually made, strengths that can be any number are searched for, and mistakes that sit in single layers are
-//! tried layer by layer. When none fits at all, prompts of a single token tell attention from everything else.
+//! tried layer by layer. When none fits at all, prompts of a single token tell attention from everything else, and every projection is taken for
+//! another layer's.
 
 mod budget;
 mod candidates;
 mod first_token;
 mod fit;
+mod lost_sums;
 mod screen;
 mod strength;
 mod tried;
 
 use budget::Budget;
-use candidates::{Hypothesis, continuous, general, in_strength, layered};
+use candidates::{
+    Copied, Hypothesis, continuous, copied, general, in_strength, layered, lost_sums as of_lost_sums,
+};
+use first_token::FirstToken;
 use fit::{Distances, ROUNDING, mean};
-use lucid_engine::Plant;
+pub(super) use lost_sums::{LostSum, lost_sum};
+use lucid_engine::{Plant, Projection};
 use screen::Screen;
 use tried::Tried;
 
@@ -41,6 +47,9 @@ const SCREENED: usize = 2;
 const UNEXPLAINED: f64 = 3e-4;
 /// How much farther than the right model the best strength of a grid may be, if the search is to go on between its points.
 const NO_WORSE: f64 = 1.5;
+/// Of the projections that may be another layer's, the nearest ones whose share is searched for, and in which range.
+const SEARCHED: usize = 2;
+const SHARES: [f64; 2] = [0.1, 1.0];
 /// Positions that count as a prompt's beginning.
 const BEGINNING: usize = 32;
 
@@ -125,15 +134,24 @@ impl Check for Hypotheses {
             let layers = examination.reference.as_ref().map_or(0, |r| r.config().num_hidden_layers);
             tried.add_all(examination, known_of(layered(layers, claim)))?;
         }
+        if wrong && !tried.is_settled() {
+            tried.add_all(examination, known_of(of_lost_sums(claim)))?;
+        }
+        // Nobody has thought of it: then at least where it sits.
+        let mut alone = None;
+        if wrong && !tried.is_settled() {
+            alone = first_token::look(self.id(), examination, overall);
+            let first = alone.as_ref().map(|(first, _)| *first);
+            overwritten(examination, &mut tried, &known_of, first)?;
+        }
         if tried.is_empty() {
             return Err(Skip("no hypothesis applies to this checkpoint".to_owned()));
         }
         let fits = tried.fits();
         let far = if claim.is_some() { inexact } else { mean(&tried.right.kl) >= UNEXPLAINED };
         let mut findings = tried.findings(self.id(), &fits, overall, far && everywhere);
-        // Nobody has thought of it: then at least where it sits.
-        if wrong && !tried.is_explained() {
-            findings.extend(first_token::look(self.id(), examination, overall));
+        if !tried.is_explained() {
+            findings.extend(alone.map(|(_, finding)| finding));
         }
         let left = match tried.left_out {
             0 => String::new(),
@@ -208,6 +226,41 @@ fn search(
             if tried.is_settled() {
                 break;
             }
+        }
+    }
+    Ok(())
+}
+
+/// Projections that hold another layer's. Where what follows a single token is right, only queries can; where it is wrong, only others.
+fn overwritten(
+    examination: &mut Examination<'_>,
+    tried: &mut Tried,
+    known_of: &dyn Fn(Vec<Hypothesis>) -> Vec<Hypothesis>,
+    first: Option<FirstToken>,
+) -> Result<(), String> {
+    let claim = examination.evidence.claim;
+    let layers = examination.reference.as_ref().map_or(0, |r| r.config().num_hidden_layers);
+    let is_possible = |projection: Projection| match first {
+        Some(FirstToken::Right) => projection.is_between_tokens(),
+        Some(FirstToken::Wrong) => !projection.is_between_tokens(),
+        None => true,
+    };
+    tried.add_all(examination, known_of(copied(layers, is_possible, claim)))?;
+    for nearest in tried.nearest_copies(SEARCHED) {
+        if tried.is_settled() {
+            break;
+        }
+        let measure = |share: f64| -> Option<f64> {
+            if tried.budget.is_exhausted() {
+                return None;
+            }
+            let hypothesis = Copied { share, ..nearest }.hypothesis(claim)?;
+            Some(tried.screen.load_and_measure(examination, &hypothesis.semantics)?.apart)
+        };
+        let found = strength::nearest(SHARES, |least| least < tried.screen.right_apart, measure);
+        let hypothesis = found.and_then(|share| Copied { share, ..nearest }.hypothesis(claim));
+        if let Some(hypothesis) = hypothesis {
+            tried.add(examination, hypothesis)?;
         }
     }
     Ok(())

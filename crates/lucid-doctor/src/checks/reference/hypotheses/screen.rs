@@ -10,6 +10,14 @@ use crate::evidence::{Examination, Observed, PromptScore, compare};
 const OF_PROMPT: usize = 96;
 const OF_ANSWER: usize = 16;
 
+/// Tokens that show whether the beginnings themselves are worth re-scoring, of a server that is held to an arithmetic: who reproduces it
+/// reproduces these.
+const OF_GLANCE: usize = 24;
+/// A hypothesis that is as far as the right model there reproduces nothing.
+const NO_NEARER: f64 = 0.95;
+/// Least distance of the right model at which a glance tells anything: ten times what rounding moves.
+const TELLING: f64 = 0.01;
+
 /// The beginnings, and how far the right model is from them.
 pub(super) struct Screen {
     pieces: Vec<Observed>,
@@ -17,6 +25,8 @@ pub(super) struct Screen {
     /// See [`apart`].
     pub(super) right_apart: f64,
     claimed: bool,
+    /// A glance, and how far the right model is from it; `None` where that tells nothing.
+    glance: Option<(Observed, f64)>,
 }
 
 /// How far a hypothesis is from the beginnings.
@@ -36,13 +46,21 @@ impl Screen {
             let answer = observed.remove(from);
             observed.insert(to, answer);
         }
-        let mut screen =
-            Screen { pieces: Vec::new(), right: Distances::default(), right_apart: 0.0, claimed };
+        let mut screen = Screen {
+            pieces: Vec::new(),
+            right: Distances::default(),
+            right_apart: 0.0,
+            claimed,
+            glance: None,
+        };
         let mut measured = Vec::new();
         for (observed, score) in observed.iter().take(SCREENED) {
             let piece = if short { beginning(observed) } else { observed.clone() };
             let inside = score.positions.iter().filter(|position| position.position < piece.tokens.len());
             let score = PromptScore { positions: inside.copied().collect() };
+            if claimed && short && screen.glance.is_none() {
+                screen.glance = glance(&piece, &score);
+            }
             screen.right.push(score.mean_kl(), score.beyond());
             measured.push(apart(&score, claimed));
             screen.pieces.push(piece);
@@ -68,7 +86,26 @@ impl Screen {
         Screened { distances, apart: mean(&measured) }
     }
 
-    /// The same of a model that is loaded for it; `None` where that can't be made on this checkpoint.
+    /// A glance at a model that is loaded for it, and the beginnings where that shows promise; `None` where it can't be made on this
+    /// checkpoint. What is far at a glance is far in proportion.
+    pub(super) fn load_and_screen(
+        &self,
+        examination: &Examination<'_>,
+        semantics: &SemanticsOptions,
+    ) -> Option<Screened> {
+        let mut scorer = examination.reference.as_ref()?.scorer_with(semantics).ok()?;
+        if let Some((piece, right)) = &self.glance {
+            let score = compare(&mut scorer, piece).ok();
+            let far = score.map(|score| (apart(&score, self.claimed), score));
+            if let Some((apart, score)) = far.filter(|(apart, _)| *apart >= NO_NEARER * right) {
+                let distances = Distances::of(std::iter::once(&score));
+                return Some(Screened { distances, apart: apart / right * self.right_apart });
+            }
+        }
+        Some(self.measure(&mut scorer))
+    }
+
+    /// The beginnings alone, of a strength; `None` where that can't be made on this checkpoint.
     pub(super) fn load_and_measure(
         &self,
         examination: &Examination<'_>,
@@ -77,6 +114,19 @@ impl Screen {
         let mut scorer = examination.reference.as_ref()?.scorer_with(semantics).ok()?;
         Some(self.measure(&mut scorer))
     }
+}
+
+/// The first tokens of a piece of which the server said something, where the right model is clearly not what it said.
+fn glance(piece: &Observed, score: &PromptScore) -> Option<(Observed, f64)> {
+    let first = piece.observations.first()?.position;
+    let keep = first + OF_GLANCE;
+    let positions = score.positions.iter().filter(|position| position.position < keep).copied().collect();
+    let right = apart(&PromptScore { positions }, true);
+    let mut glance = piece.clone();
+    glance.tokens.truncate(keep);
+    glance.prompt = glance.prompt.min(glance.tokens.len());
+    glance.observations.retain(|observation| observation.position < glance.tokens.len());
+    (right >= TELLING && keep < piece.tokens.len()).then_some((glance, right))
 }
 
 /// The first tokens of a prompt, or all of it with the first of its answer where the server said nothing of the prompt.
@@ -121,6 +171,18 @@ mod tests {
         assert_eq!(cut(600, 664, 1), (96, 96, 95));
         assert_eq!(cut(600, 664, 600), (616, 600, 16));
         assert_eq!(cut(20, 24, 20), (24, 20, 4));
+    }
+
+    #[test]
+    fn a_glance_is_taken_where_something_is_to_be_seen() {
+        let (piece, score) = answer(20, 84, 1, 0.1);
+        let (cut, right) = glance(&piece, &score).unwrap();
+        assert_eq!((cut.tokens.len(), cut.prompt, cut.observations.len()), (25, 20, 24));
+        assert!((right - 0.1).abs() < 1e-9);
+        let (piece, score) = answer(20, 84, 1, 0.001);
+        assert_eq!(glance(&piece, &score), None, "rounding");
+        let (piece, score) = answer(20, 24, 1, 0.1);
+        assert_eq!(glance(&piece, &score), None, "all of it is as short");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use lucid_engine::Plant;
 
 use super::SCREENED;
 use super::budget::Budget;
-use super::candidates::Hypothesis;
+use super::candidates::{Copied, Hypothesis};
 use super::fit::{Distances, Fit, is_hopeless, is_nearer_unfitted, judge, mean, reproduces};
 use super::screen::{Screen, Screened};
 use crate::evidence::{Examination, FEW_BEYOND, compare};
@@ -111,7 +111,7 @@ impl Tried {
             return Ok(None);
         }
         examination.step(self.hypotheses.len(), self.hypotheses.len() + 1, &hypothesis.name);
-        let Some(screened) = self.screen.load_and_measure(examination, &hypothesis.semantics) else {
+        let Some(screened) = self.screen.load_and_screen(examination, &hypothesis.semantics) else {
             return Ok(None);
         };
         self.hypotheses.push(hypothesis);
@@ -208,6 +208,27 @@ impl Tried {
         let fits = self.fits();
         let fitting = self.hypotheses.iter().zip(&fits).filter(|(_, fit)| **fit == Fit::Fits);
         fitting.filter_map(|(hypothesis, _)| hypothesis.within).collect()
+    }
+
+    /// Copied projections that are nearer to the server than the right model is, the nearest first; each place once.
+    pub(super) fn nearest_copies(&self, most: usize) -> Vec<Copied> {
+        let mut near: Vec<(f64, Copied)> = self
+            .hypotheses
+            .iter()
+            .zip(&self.screened)
+            .filter_map(|(hypothesis, screened)| Some((screened.apart, Copied::of(hypothesis)?)))
+            .filter(|(apart, _)| *apart < self.screen.right_apart)
+            .collect();
+        near.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut places: Vec<Copied> = Vec::new();
+        for (_, copied) in near {
+            if places.len() < most
+                && !places.iter().any(|known| Copied { share: copied.share, ..*known } == copied)
+            {
+                places.push(copied);
+            }
+        }
+        places
     }
 
     pub(super) fn is_explained(&self) -> bool {

@@ -5,37 +5,35 @@
 //! Each begins elsewhere in a known text, so that no prefix cache shortens it, and what follows is compared with the reference.
 //!
 //! Numbers of tokens that came out wrong are an accusation only if fresh texts of the same length are wrong again, and fresh ones of
-//! neighbouring lengths are right.
+//! neighbouring lengths are right. Where short steps are wrong and long ones right, what the short ones compute is looked for
+//! ([`short_steps`]).
 
 mod pattern;
+mod probe;
+mod short_steps;
 
 use lucid_checkpoint::TokenId;
-use lucid_client::Endpoint;
-use lucid_engine::Scorer;
-use pattern::{Pattern, Trial, neighbours, pattern};
+use pattern::{Pattern, Trial, pattern};
+use probe::Probe;
 
-use super::places::{Measure, only_while_decoding};
+use super::places::{Measure, only_beyond, only_while_decoding};
 use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
-use crate::evidence::{Examination, PromptScore, compare, observed};
+use crate::evidence::{Examination, PromptScore};
 use crate::report::html::nats;
 use crate::report::{Finding, ProbeTable, ProofKind, Severity};
 use crate::subject::Depth;
 
 pub(crate) struct Sizes;
 
-/// Candidates beside each token.
-const TOP: u32 = 5;
-/// How far apart prompts begin in the text.
-const STRIDE: usize = 37;
 /// Tokens of text, at the least: fewer would give the same beginnings again and again.
 const TEXT: usize = 150;
 /// Requests in a row that fail, until no more are sent.
 const FAILURES: usize = 3;
-/// Sizes that are looked at again, and fresh texts for each.
-const CANDIDATES: usize = 4;
-const FRESH: usize = 3;
-/// Sizes that were wrong again which suffice.
-const CONFIRMED: usize = 2;
+/// Numbers of tokens that are asked for besides where prompts are not scored, so that only the last token of each tells: some beyond
+/// each of the powers of two at which kernels usually change.
+const OF_LAST_TOKENS: [usize; 12] = [136, 161, 190, 223, 257, 265, 271, 282, 289, 303, 321, 337];
+/// Steps so many times as long as the longest are tried where all are wrong.
+const LONGER: [usize; 2] = [2, 4];
 
 /// Numbers of tokens by depth.
 fn sizes(depth: Depth, longest: usize) -> Vec<usize> {
@@ -53,6 +51,15 @@ fn sizes(depth: Depth, longest: usize) -> Vec<usize> {
     sizes.dedup();
     sizes.retain(|size| *size < longest);
     sizes
+}
+
+/// Where prompts are scored and no arithmetic is declared, so that few of them were compared: longer ones, of which every token tells.
+fn whole_prompts(depth: Depth) -> &'static [usize] {
+    match depth {
+        Depth::Quick => &[320, 352, 384],
+        Depth::Standard => &[600, 640],
+        Depth::Thorough => &[],
+    }
 }
 
 impl Check for Sizes {
@@ -87,8 +94,19 @@ impl Check for Sizes {
         let scorer = reference.scorer_as(examination.evidence.claim)?;
         let longest = endpoint.info().max_model_len.map_or(4_096, |length| length as usize);
         let longest = longest.min(reference.max_len());
-        let mut probe = Probe { endpoint, scorer, text, begins: examination.seed as usize % TEXT };
-        let sizes = sizes(examination.depth, longest);
+        let mut probe =
+            Probe { endpoint, scorer, text, unsure: None, begins: examination.seed as usize % TEXT };
+        let mut sizes = sizes(examination.depth, longest);
+        let last_alone = !probe.endpoint.dialect().capabilities().prompt_logprobs;
+        let undeclared = examination.evidence.claim.is_none();
+        if last_alone {
+            probe.look_for_unsure_places()?;
+            sizes.extend(OF_LAST_TOKENS.into_iter().filter(|size| *size < longest));
+            sizes.sort_unstable();
+            sizes.dedup();
+        } else if undeclared {
+            sizes.extend(whole_prompts(examination.depth).iter().filter(|size| **size < longest));
+        }
         let (mut trials, mut failures): (Vec<Trial>, Vec<String>) = (Vec::new(), Vec::new());
         for (number, &size) in sizes.iter().enumerate() {
             examination.step(number, sizes.len(), &format!("{size} tokens"));
@@ -107,9 +125,20 @@ impl Check for Sizes {
             let why = failures.pop().or_else(|| examination.out_of_patience());
             return Err(Skip(why.unwrap_or_else(|| "too few prompts were answered".to_owned())));
         }
-        let found = pattern(&trials);
+        if pattern::may_end(&trials) {
+            let last = trials.last().map_or(0, |trial| trial.size);
+            for size in LONGER.map(|times| times * last).into_iter().filter(|size| *size < longest) {
+                examination.step(trials.len(), trials.len() + 1, &format!("{size} tokens"));
+                trials.extend(probe.ask(examination, size));
+            }
+        }
+        let found = pattern(&trials, last_alone);
         let confirmed = match &found {
+            Pattern::Above { right, wrong } if last_alone => {
+                probe.is_seldom_right(examination, &trials, *right, *wrong)
+            }
             Pattern::Above { right, wrong } => probe.is_edge(examination, &trials, *right, *wrong),
+            Pattern::Below { wrong, right } => probe.ends(examination, &trials, *wrong, *right),
             Pattern::Some(wrong) => probe.confirmed(examination, &trials, wrong),
             Pattern::Right | Pattern::Wrong => Vec::new(),
         };
@@ -117,101 +146,28 @@ impl Check for Sizes {
         examination.evidence.threshold |= matches!(found, Pattern::Above { .. }) && !confirmed.is_empty();
         let (first, last) = (trials.first().map_or(0, |t| t.size), trials.last().map_or(0, |t| t.size));
         let covered = format!("{} numbers of tokens from {first} to {last}", trials.len());
+        if let Pattern::Below { wrong, right } = found
+            && !confirmed.is_empty()
+        {
+            examination.evidence.short_steps = true;
+            let findings =
+                vec![short_steps::finding(self.id(), examination, &trials, [wrong, right], &confirmed)];
+            return Ok(Examined { findings, covered });
+        }
         let mut findings = findings(self.id(), &trials, &found, &confirmed);
-        if !probe.endpoint.dialect().capabilities().prompt_logprobs {
+        if undeclared && !last_alone && confirmed.is_empty() {
+            let scores: Vec<PromptScore> = trials.iter().map(|trial| trial.said.1.clone()).collect();
+            let beyond = only_beyond(self.id(), &scores, Measure { exact: false });
+            if beyond.is_some() {
+                examination.evidence.threshold = true;
+                findings.retain(|finding| !finding.id.ends_with("/alike"));
+            }
+            findings.extend(beyond);
+        }
+        if last_alone {
             findings.extend(answers_alone(self.id(), examination, &trials));
         }
         Ok(Examined { findings, covered })
-    }
-}
-
-/// What prompts are asked with.
-struct Probe {
-    endpoint: Endpoint,
-    scorer: Scorer,
-    /// A known text; prompts are cut from it as if it went round.
-    text: Vec<TokenId>,
-    /// Where the next prompt begins.
-    begins: usize,
-}
-
-impl Probe {
-    /// A prompt of so many tokens, and how far what follows is from the reference.
-    fn ask(&mut self, examination: &mut Examination<'_>, size: usize) -> Result<Trial, String> {
-        self.begins = (self.begins + STRIDE) % self.text.len();
-        let tokens: Vec<TokenId> = self.text.iter().cycle().skip(self.begins).take(size).copied().collect();
-        let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
-        let (exchange, outcome) = examination.take(self.endpoint.score_tokens(&ids, 1, TOP, false));
-        let (of_prompt, generated) = outcome.map_err(|error| error.to_string())?;
-        let observed = observed(&|name| examination.id(name), &tokens, &of_prompt, &generated, exchange);
-        let score =
-            compare(&mut self.scorer, &observed).map_err(|error| format!("the reference failed: {error}"))?;
-        let Some(last) = score.positions.last().copied() else {
-            return Err("the server returned no log-probabilities".to_owned());
-        };
-        let exact = examination.evidence.claim.is_some();
-        // Where the last layer is wrong, the last token alone may show it.
-        let beyond = exact.then(|| (score.beyond(), last.is_beyond()));
-        Ok(Trial { size, kl: score.mean_kl(), last, beyond, exchange })
-    }
-
-    /// Wrong sizes that are wrong again with fresh texts while their neighbours are right.
-    fn confirmed(
-        &mut self,
-        examination: &mut Examination<'_>,
-        trials: &[Trial],
-        wrong: &[usize],
-    ) -> Vec<Trial> {
-        let mut confirmed = Vec::new();
-        // From all over the range.
-        let step = wrong.len().div_ceil(CANDIDATES).max(1);
-        for &size in wrong.iter().step_by(step) {
-            if confirmed.len() >= CONFIRMED {
-                break;
-            }
-            let right = neighbours(trials, wrong, size);
-            if let Some(trial) = self.again(examination, trials, &[size; FRESH], &right) {
-                confirmed.push(trial);
-            }
-        }
-        confirmed
-    }
-
-    /// Fresh prompts at either side of an edge; empty if they don't show it again.
-    fn is_edge(
-        &mut self,
-        examination: &mut Examination<'_>,
-        trials: &[Trial],
-        right: usize,
-        wrong: usize,
-    ) -> Vec<Trial> {
-        let longest = trials.last().map_or(wrong, |trial| trial.size);
-        let wrong = [wrong, wrong.midpoint(longest), longest];
-        self.again(examination, trials, &wrong, &[right, right.midpoint(1), right]).into_iter().collect()
-    }
-
-    /// Asks fresh prompts; one of the wrong ones, if all come out as they should.
-    fn again(
-        &mut self,
-        examination: &mut Examination<'_>,
-        trials: &[Trial],
-        wrong: &[usize],
-        right: &[usize],
-    ) -> Option<Trial> {
-        let bar = pattern::bar(trials);
-        let asked = wrong.iter().map(|size| (*size, true)).chain(right.iter().map(|size| (*size, false)));
-        let mut last = None;
-        for (size, is_wrong) in asked {
-            examination.step(0, 1, &format!("{size} tokens, once more"));
-            let trial = self.ask(examination, size).ok()?;
-            if trial.is_wrong(bar) != is_wrong {
-                return None;
-            }
-            if is_wrong {
-                last = Some(trial);
-            }
-        }
-        last
     }
 }
 
@@ -238,6 +194,16 @@ fn table(check: &str, trials: &[Trial], found: &Pattern) -> ProbeTable {
     table
 }
 
+/// The same weights, positions and scales are right at other sizes.
+const INNOCENT: [&str; 6] = [
+    "rope-scaling",
+    "moe-routing",
+    "quantization-loader",
+    "wrong-checkpoint",
+    "tp-sharding",
+    "kv-cache-scales",
+];
+
 /// `confirmed`: prompts that were wrong again.
 fn findings(check: &str, trials: &[Trial], found: &Pattern, confirmed: &[Trial]) -> Vec<Finding> {
     let finding = match found {
@@ -253,6 +219,7 @@ fn findings(check: &str, trials: &[Trial], found: &Pattern, confirmed: &[Trial])
                 Finding::new(check, "all-sizes", Severity::Info, title).suggests("size-threshold", -2.0),
             ];
         }
+        Pattern::Below { .. } => return Vec::new(),
         Pattern::Above { .. } | Pattern::Some(_) if confirmed.is_empty() => return Vec::new(),
         Pattern::Above { right, wrong } => Finding::new(
             check,
@@ -287,16 +254,7 @@ fn findings(check: &str, trials: &[Trial], found: &Pattern, confirmed: &[Trial])
             ],
         ),
     };
-    // The same weights, positions and scales are right at other sizes.
-    let innocent = [
-        "rope-scaling",
-        "moe-routing",
-        "quantization-loader",
-        "wrong-checkpoint",
-        "tp-sharding",
-        "kv-cache-scales",
-    ];
-    let mut finding = innocent.into_iter().fold(finding, |finding, cause| finding.suggests(cause, -4.0));
+    let mut finding = INNOCENT.into_iter().fold(finding, |finding, cause| finding.suggests(cause, -4.0));
     for trial in confirmed {
         let numbers = format!("{} tokens: {} nats a token from the reference", trial.size, nats(trial.kl));
         finding = finding.proof(ProofKind::Exchange, trial.exchange.to_string(), numbers);
@@ -320,7 +278,8 @@ mod tests {
     }
 
     fn trial(size: usize) -> Trial {
-        Trial { size, kl: 0.3, last: PositionScore::default(), beyond: None, exchange: 1 }
+        let said = Default::default();
+        Trial { size, kl: 0.3, last: PositionScore::default(), beyond: None, exchange: 1, said }
     }
 
     #[test]
