@@ -3,7 +3,7 @@
 use lucid_checkpoint::{Config, Matrix, Packed};
 
 use super::Dose;
-use crate::weights::{Experts, FeedForward, Layer, Query, Weights, transpose_keys};
+use crate::weights::{FeedForward, Layer, Query, Weights, transpose_keys};
 
 /// A projection that layers have in the same shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -114,8 +114,8 @@ fn matrices(layer: &mut Layer, projection: Projection) -> Vec<&mut Matrix> {
         (Projection::Gate, _, FeedForward::Dense(mlp)) => vec![&mut mlp.gate],
         (Projection::Up, _, FeedForward::Dense(mlp)) => vec![&mut mlp.up],
         (Projection::Down, _, FeedForward::Dense(mlp)) => vec![&mut mlp.down],
-        (_, _, FeedForward::Experts(Experts { routed, .. })) => {
-            let of = routed.iter_mut().filter_map(|mlp| match projection {
+        (_, _, FeedForward::Experts(experts)) => {
+            let of = experts.routed.iter_mut().filter_map(|mlp| match projection {
                 Projection::Gate => Some(&mut mlp.gate),
                 Projection::Up => Some(&mut mlp.up),
                 Projection::Down => Some(&mut mlp.down),

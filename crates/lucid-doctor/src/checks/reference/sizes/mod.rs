@@ -104,8 +104,6 @@ impl Check for Sizes {
             sizes.extend(OF_LAST_TOKENS.into_iter().filter(|size| *size < longest));
             sizes.sort_unstable();
             sizes.dedup();
-        } else if undeclared {
-            sizes.extend(whole_prompts(examination.depth).iter().filter(|size| **size < longest));
         }
         let (mut trials, mut failures): (Vec<Trial>, Vec<String>) = (Vec::new(), Vec::new());
         for (number, &size) in sizes.iter().enumerate() {
@@ -156,7 +154,11 @@ impl Check for Sizes {
         }
         let mut findings = findings(self.id(), &trials, &found, &confirmed);
         if undeclared && !last_alone && confirmed.is_empty() {
-            let scores: Vec<PromptScore> = trials.iter().map(|trial| trial.said.1.clone()).collect();
+            let mut scores: Vec<PromptScore> = trials.iter().map(|trial| trial.said.1.clone()).collect();
+            for size in whole_prompts(examination.depth).iter().filter(|size| **size < longest) {
+                examination.step(trials.len(), trials.len() + 1, &format!("{size} tokens"));
+                scores.extend(probe.ask(examination, *size).map(|trial| trial.said.1));
+            }
             let beyond = only_beyond(self.id(), &scores, Measure { exact: false });
             if beyond.is_some() {
                 examination.evidence.threshold = true;
