@@ -15,7 +15,7 @@ __device__ __forceinline__ void gate_up_block(Flags<S>& flags, const ExpertWeigh
                                               u32 cols, const Visits& visits, const Visit& visit, const u16* x,
                                               u16* activated, int out_order, u32 slices) {
     typedef ExpertMemory<Format, NT, S, R, C> Memory;
-    static_assert(sizeof(Memory) + TABLE_BYTES<Format, R> <= GATE_UP_SHARED, "see kernels.rs");
+    static_assert(sizeof(Memory) + TABLE_BYTES<Format, R, C> <= GATE_UP_SHARED, "see kernels.rs");
     Memory& memory = *(Memory*)block_memory;
     u8* tables = block_memory + sizeof(Memory);
     const u32 capacity = NT * 8 / TERMS;
@@ -64,7 +64,7 @@ template <typename Format, int NT, int S, int R, int C>
 __device__ __forceinline__ void down_block(Flags<S>& flags, const ExpertWeight& down, u32 rows, u32 cols, const Visit& visit,
                                            const u16* activated, float* y, u32 slices) {
     typedef ExpertMemory<Format, NT, S, R, C> Memory;
-    static_assert(sizeof(Memory) + TABLE_BYTES<Format, R> <= (Format::BYTES == Bf16::BYTES ? GATE_UP_SHARED : DOWN_SHARED), "see kernels.rs");
+    static_assert(sizeof(Memory) + TABLE_BYTES<Format, R, C> <= (Format::BYTES == Bf16::BYTES ? GATE_UP_SHARED : DOWN_SHARED), "see kernels.rs");
     Memory& memory = *(Memory*)block_memory;
     u8* tables = block_memory + sizeof(Memory);
     const u32 capacity = NT * 8 / TERMS;

@@ -2,7 +2,9 @@
 // In tiles of 128 columns.
 template <typename Format>
 struct InFormat {
-    static const int COLUMNS = 128, BYTES = Format::BYTES, TABLES = TABLE_BYTES<Format, 1>;
+    static const int COLUMNS = 128, BYTES = Format::BYTES;
+    template <int C>
+    static constexpr int TABLES = TABLE_BYTES<Format, 1, C>;
     template <int NT, int S, int C>
     static __device__ __forceinline__ void multiply(Ring<S, 1, C * BYTES>& ring, Flags<S>& flags, Place<S>& place, u8* tables, const u8* const (&weights)[1],
                                                     const Columns<NT>& columns, u32 tiles, u32 first, u32 last, Accumulators<NT> (&acc)[1]) {
@@ -11,7 +13,9 @@ struct InFormat {
 };
 // f32 as three bf16 numbers that add up to it exactly, in tiles of 32 columns.
 struct InParts {
-    static const int COLUMNS = 32, PARTS = 3, BYTES = PARTS * BF16_TILE_BYTES, TABLES = 0;
+    static const int COLUMNS = 32, PARTS = 3, BYTES = PARTS * BF16_TILE_BYTES;
+    template <int C>
+    static constexpr int TABLES = 0;
     template <int NT, int S, int C>
     static __device__ __forceinline__ void multiply(Ring<S, 1, C * BYTES>& ring, Flags<S>& flags, Place<S>& place, u8*, const u8* const (&weights)[1],
                                                     const Columns<NT>& columns, u32 tiles, u32 first, u32 last, Accumulators<NT> (&acc)[1]) {
@@ -27,7 +31,7 @@ __device__ __forceinline__ void matmul_format(const Product& p, u32 block, u32 c
         FormatRing ring;
         Partial<NT, 1> partial;
     };
-    static_assert(sizeof(Memory) + Way::TABLES <= MATMUL_FORMAT_SHARED, "see kernels.rs");
+    static_assert(sizeof(Memory) + Way::template TABLES<C> <= MATMUL_FORMAT_SHARED, "see kernels.rs");
     Memory& memory = *(Memory*)block_memory;
     u8* tables = block_memory + sizeof(Memory);
     __shared__ Flags<S> flags;

@@ -68,9 +68,9 @@ struct Accumulators {
 #define THREADS (WARPS * 32)
 
 // A form of weights as decoding takes it: where each row has scales and minima, they are computed once for all lanes, a third of the work
-// otherwise, and stand in shared memory. Bytes of W warps' tables, for R tiles each:
-template <typename Format, int R, int W = WARPS>
-constexpr int TABLE_BYTES = Format::WITH_MINIMA ? W * R * 512 : 0;
+// otherwise, and stand in shared memory. Bytes of a block's tables for stages of C times R tiles:
+template <typename Format, int R, int C>
+constexpr int TABLE_BYTES = Format::WITH_MINIMA ? WARPS * R * C * 512 : 0;
 template <typename Format, bool WITH_TABLE = Format::WITH_MINIMA>
 struct Taken : Format {
     __device__ __forceinline__ void load(const u8* tile, u32 lane, const float2*) { Format::load(tile, lane); }
@@ -99,6 +99,8 @@ __device__ __forceinline__ void accumulate_stages(Ring<S, R, BYTES, W>& ring, Fl
                                                   Accumulators<NT> (&acc)[R], G refill, F before_tile) {
     // Vectors come this many words before they are used: a whole step if they are few, else as many as there are registers for.
     const int AHEAD = NT == 1 ? 4 : NT <= 4 && R == 2 ? 2 : 1;
+    // Tiles of a stage whose tables are computed at once: all, where there is room.
+    const int AT_ONCE = R == 1 ? C : 1;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u16* x[NT];
     uint4 b[AHEAD][NT];
@@ -113,19 +115,28 @@ __device__ __forceinline__ void accumulate_stages(Ring<S, R, BYTES, W>& ring, Fl
     for (u32 at = first; at < last; at += C) {
         wait(flags, place);
         const u8* stage = ring.bytes[warp][place.stage][0];
+        auto prepare_tables = [&](int c, float2* table) {
+            if constexpr (Format::WITH_MINIMA) {
+                if (AT_ONCE == 1 || c == 0) __syncwarp();
+#pragma unroll
+                for (int r = 0; r < R; r++) Format::prepare(stage + r * BYTES + c * Format::BYTES, lane, by, table + 64 * r);
+                if (AT_ONCE == 1 || c == C - 1) __syncwarp();
+            }
+        };
+        // Of tiles past the last, too: nobody reads those.
+        float2* all_tables = (float2*)(tables + warp * R * 512 * AT_ONCE);
+        if (AT_ONCE > 1) {
+#pragma unroll
+            for (int c = 0; c < C; c++) prepare_tables(c, all_tables + c * R * 64);
+        }
         refill(before(place), at);
         next(place);
 #pragma unroll
         for (int c = 0; c < C; c++) {
             if (c > 0 && at + c >= last) break;
             before_tile(at + c);
-            float2* table = (float2*)(tables + warp * R * 512);
-            if constexpr (Format::WITH_MINIMA) {
-                __syncwarp();
-#pragma unroll
-                for (int r = 0; r < R; r++) Format::prepare(stage + r * BYTES + c * Format::BYTES, lane, by, table + 64 * r);
-                __syncwarp();
-            }
+            float2* table = all_tables + (AT_ONCE == 1 ? 0 : c * R * 64);
+            if (AT_ONCE == 1) prepare_tables(c, table);
             Taken<Format> loaded[R];
 #pragma unroll
             for (int r = 0; r < R; r++) loaded[r].load(stage + r * BYTES + c * Format::BYTES, lane, table + 64 * r);
