@@ -183,6 +183,9 @@ impl Kind {
     }
 }
 
+/// The latent width that `attention_hopper.cu` is written for, of all published models.
+const WIDE_LATENT: usize = 512;
+
 /// How units are summed; the bits are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
@@ -213,7 +216,7 @@ impl PartialSums {
         let kind = Kind::of(kernels, shape);
         let units = kind.units(step.choices.pages(step.most_pages));
         let rows = self.rows(shape, units);
-        if kind == Kind::Tensor && kernels.hopper.is_some() && rows > 0 {
+        if kind == Kind::Tensor && kernels.hopper.is_some() && shape.latent == WIDE_LATENT && rows > 0 {
             let wide_blocks = step.count * shape.heads.div_ceil(WIDE_HEADS) * units;
             return if wide_blocks >= ENOUGH_WIDE_BLOCKS { Pages::Wide } else { Pages::SideBySide };
         }

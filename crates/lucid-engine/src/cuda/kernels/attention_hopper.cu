@@ -8,6 +8,8 @@
 //
 // Queries and pages stand by 64 columns, then by eight heads or tokens: 1,024 bytes, swizzled. Scores read them with columns as the
 // product's inner dimension, sums with tokens.
+// The kernel is for the latent width of all published models; others take attention_tensor.cu.
+#define WIDE (HOPPER && LATENT == 512)
 #define WIDE_HEADS 64
 #define WIDE_THREADS 512
 #define HALF (LATENT / 2)
@@ -36,7 +38,7 @@ struct WideJob {
     __device__ __forceinline__ u32 items() const { return count * units * blocks; }
 };
 
-#if HOPPER
+#if WIDE
 // Both operands in shared memory, columns contiguous.
 template <int N, bool ADD>
 __device__ __forceinline__ void multiply_scores(float (&d)[N / 2], u64 a, u64 b);
@@ -308,7 +310,7 @@ __device__ __forceinline__ void sum_spans(WideMemory& memory, const WideJob& job
 // once), 512 threads.
 template <typename T>
 __device__ __forceinline__ void attend_wide(const WideJob& job, const T* cache) {
-#if HOPPER
+#if WIDE
     static_assert(sizeof(WideMemory) + 1024 <= ATTENTION_SHARED, "see kernels.rs");
     // 128-byte swizzle counts from multiples of 1,024.
     WideMemory& memory = *(WideMemory*)(block_memory + (0u - shared_address(block_memory) & 1023));
