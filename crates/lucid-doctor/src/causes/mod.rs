@@ -250,6 +250,19 @@ mod tests {
         );
     }
 
+    /// Seen in a drill: a cache without its scales wrote arguments that were no JSON, and the parser was blamed with 87 %.
+    #[test]
+    fn a_broken_model_is_judged_before_its_parser() {
+        let calls =
+            Finding::new("endpoint.tools", "arguments", Severity::Error, "x").suggests("tool-parser", 9.0);
+        let model = Finding::new("reference.logprobs", "differs", Severity::Error, "x");
+        let answers = Finding::new("reference.logprobs", "only-while-decoding", Severity::Error, "x")
+            .suggests("kv-cache-scales", 7.0);
+        let first = |findings: &[Finding]| rank(findings, None).causes[0].id.clone();
+        assert_eq!(first(std::slice::from_ref(&calls)), "tool-parser");
+        assert_eq!(first(&[calls, model, answers]), "kv-cache-scales");
+    }
+
     fn rank_ids(ids: &[&str]) -> Ranking {
         let findings: Vec<Finding> = ids
             .iter()
