@@ -71,8 +71,8 @@ impl Grammars {
     /// write them in Kimi's form.
     pub fn compile(&self, grammar: &Grammar, beginning: Beginning) -> Result<Box<dyn Guide>, Error> {
         let wanted = match grammar {
-            Grammar::JsonObject => TopLevelGrammar::from_json_schema(json!({"type": "object"})),
-            Grammar::JsonSchema(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
+            Grammar::JsonObject => TopLevelGrammar::from_json_schema(bounded(json!({"type": "object"}))),
+            Grammar::JsonSchema(schema) => TopLevelGrammar::from_json_schema(bounded(schema.clone())),
             Grammar::Regex(pattern) => TopLevelGrammar::from_regex(pattern),
             Grammar::Choice(choices) => TopLevelGrammar::from_lark(choice(choices)?),
             Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
@@ -90,6 +90,18 @@ impl Grammars {
         }
         Ok(Box::new(Guided::new(matcher, beginning, &self.tokenizer)))
     }
+}
+
+/// A schema, with a bound on the whitespace between its parts: a model that writes newlines without end would never come to an end.
+/// `x-guidance` is `llguidance`'s own key, and nobody else's to set.
+pub(crate) fn bounded(mut schema: Value) -> Value {
+    if schema == Value::Bool(true) {
+        schema = json!({});
+    }
+    if let Some(object) = schema.as_object_mut() {
+        object.insert("x-guidance".to_owned(), json!({"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"}));
+    }
+    schema
 }
 
 fn choice(choices: &[String]) -> Result<String, Error> {

@@ -11,6 +11,7 @@ use lucid_text::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::Error;
+use crate::grammar::bounded;
 
 /// What opens the section of calls. In the reasoning it ends the reasoning too.
 pub(crate) const SECTION_BEGIN: &str = "<|tool_calls_section_begin|>";
@@ -62,7 +63,7 @@ pub(crate) fn lark(calls: &Calls, tokenizer: &Tokenizer) -> Result<String, Error
     let instead = if calls.instead.is_some() { " | instead" } else { "" };
     line(&mut grammar, &format!("start: {section_begin} first{rest} {section_end}{instead}"));
     if let Some(schema) = &calls.instead {
-        line(&mut grammar, &format!("instead: %json {schema}"));
+        line(&mut grammar, &format!("instead: %json {}", bounded(schema.clone())));
     }
     // The number of a later call is one more than the last: no grammar of a useful size counts, and the model does.
     for (rule, number) in
@@ -82,8 +83,8 @@ pub(crate) fn lark(calls: &Calls, tokenizer: &Tokenizer) -> Result<String, Error
         }
     }
     for (index, function) in calls.functions.iter().enumerate() {
-        let any = json!({"type": "object"});
-        let schema = function.parameters.as_ref().unwrap_or(&any);
+        let any = || json!({"type": "object"});
+        let schema = bounded(function.parameters.clone().unwrap_or_else(any));
         line(&mut grammar, &format!("arguments_{index}: %json {schema}"));
     }
     Ok(grammar)

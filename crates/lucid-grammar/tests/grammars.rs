@@ -120,6 +120,30 @@ fn a_complete_answer_ends() {
     }
 }
 
+/// Whitespace between the parts of JSON ends, or a model that is fond of it would never.
+#[test]
+fn whitespace_is_bounded() {
+    let canary = walk::canary();
+    let newline = canary.tokenizer.encode("\n", Specials::AsText).expect("it is text")[0];
+    let schemas = [
+        Grammar::JsonObject,
+        Grammar::JsonSchema(json!({"type": "object"})),
+        Grammar::JsonSchema(json!(true)),
+    ];
+    for grammar in schemas {
+        let mut guide = canary.grammars.compile(&grammar, Beginning::Answer).expect("it compiles");
+        let open = canary.tokenizer.encode("{", Specials::AsText).expect("it is text")[0];
+        guide.accept(open).expect("an object begins so");
+        let mut count = 0;
+        while canary.allowed(&mut guide).contains(&newline) {
+            guide.accept(newline).expect("it was allowed");
+            count += 1;
+            assert!(count <= 64, "without end");
+        }
+        assert!(count > 10, "{count}: an indented object needs some");
+    }
+}
+
 /// The name of a token in a text is a text.
 #[test]
 fn names_of_tokens_in_texts_are_texts() {

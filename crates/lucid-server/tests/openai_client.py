@@ -13,6 +13,7 @@ import pydantic
 client = openai.OpenAI(base_url=sys.argv[1], api_key="none", max_retries=0)
 MODEL = client.models.list().data[0].id
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
+PERSON = [{"role": "user", "content": "Return a JSON object with name Emma and age 31."}]
 ANSWER = "The capital of France is Paris."
 REASONING = "The user asks for the capital of France. The capital of France is Paris. I should answer in one sentence."
 TOOLS = [
@@ -106,13 +107,13 @@ def tools_streamed():
 class Person(pydantic.BaseModel):
     name: str
     age: int
-    languages: list[typing.Literal["French", "German"]]
+    language: typing.Literal["French", "German"]
 
 
 def parsed():
     """The client makes the schema, and its own model of it judges the answer."""
     answer = client.chat.completions.parse(
-        model=MODEL, messages=QUESTION, temperature=0, max_tokens=500, response_format=Person
+        model=MODEL, messages=PERSON, temperature=0, max_tokens=500, response_format=Person
     )
     assert isinstance(answer.choices[0].message.parsed, Person), answer
     return answer.choices[0].message.content
