@@ -12,7 +12,7 @@ use crate::guided::{Beginning, Guided};
 use crate::tools::{self, Calls};
 use crate::{Error, vocabulary};
 
-/// States of a request's lexer, some 2 kB each: the most memory that a grammar can take.
+/// States of a request's lexer, which bound the memory that a grammar can take (`llguidance` says 1 to 2 kB each).
 const MAX_LEXER_STATES: usize = 50_000;
 
 /// What an answer is held to.
@@ -32,7 +32,7 @@ pub enum Grammar {
     Calls(Calls),
 }
 
-/// Compiles grammars for one vocabulary. Takes about a second to make for 160,000 tokens; can be used from many threads.
+/// Compiles grammars for one vocabulary. Making it goes through all tokens; can be used from many threads.
 pub struct Grammars {
     factory: ParserFactory,
     tokenizer: Tokenizer,

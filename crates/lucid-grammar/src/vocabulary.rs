@@ -6,6 +6,10 @@ use lucid_text::{Specials, Tokenizer};
 
 use crate::Error;
 
+/// The trie asserts bounds of its own (1,024 bytes a token, four million nodes); a vocabulary from a file must not reach them.
+const MAX_TOKEN_BYTES: usize = 1_000;
+const MAX_BYTES: usize = 4_000_000;
+
 /// The trie, and the tokenizer for texts that a grammar forces.
 struct Vocabulary {
     trie: TokTrie,
@@ -29,13 +33,18 @@ pub(crate) fn environment(
     let size = u32::try_from(vocab_size)
         .map_err(|_| Error::Vocabulary(format!("{vocab_size} tokens are too many")))?;
     let words: Vec<Vec<u8>> = (0..size).map(|id| word(tokenizer, TokenId(id))).collect();
+    if words.iter().map(Vec::len).sum::<usize>() > MAX_BYTES {
+        return Err(Error::Vocabulary(format!("its tokens have more than {MAX_BYTES} bytes")));
+    }
     let trie = TokTrie::from(&TokRxInfo::new(size, first), &words).with_eos_tokens(&eos);
     Ok(std::sync::Arc::new(Vocabulary { trie, tokenizer: tokenizer.clone() }))
 }
 
-/// A token's bytes. An added token (`<|im_end|>`) stands behind a byte that no text has, so that its name in a text is not the token.
+/// A token's bytes; none, so that it is never allowed, for one that is too long. An added token (`<|im_end|>`) stands behind a byte that no text has, so that its name in a text is not the token.
 fn word(tokenizer: &Tokenizer, id: TokenId) -> Vec<u8> {
-    let Some(bytes) = tokenizer.bytes(id) else { return Vec::new() };
+    let Some(bytes) = tokenizer.bytes(id).filter(|bytes| bytes.len() < MAX_TOKEN_BYTES) else {
+        return Vec::new();
+    };
     let added = std::str::from_utf8(bytes).is_ok_and(|name| tokenizer.id(name) == Some(id));
     if !added {
         return bytes.to_vec();

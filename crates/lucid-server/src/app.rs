@@ -42,7 +42,7 @@ pub(crate) struct Inner {
     pub(crate) dev_mode: bool,
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
-    /// Made when the first request wants one: that takes a second, and memory.
+    /// Made when the first request wants one: that goes through the whole vocabulary.
     pub(crate) grammars: OnceLock<Result<Grammars, lucid_grammar::Error>>,
     request_ids: RequestIds,
 }

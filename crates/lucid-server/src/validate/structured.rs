@@ -18,7 +18,7 @@ const FOREIGN: &[(&str, &str)] = &[
     ("structural_tag", "use `tools`, or a Lark grammar in `structured_outputs`"),
     ("ebnf", "EBNF is not read: use a Lark grammar in `structured_outputs`"),
     ("grammar", "GBNF is not read: use a Lark grammar in `structured_outputs`"),
-    ("guided_whitespace_pattern", "JSON may have any whitespace"),
+    ("guided_whitespace_pattern", "whitespace in JSON cannot be chosen"),
 ];
 
 /// The request's grammar, if it has one.
@@ -43,12 +43,9 @@ pub(crate) fn take(fields: &mut Fields) -> Result<Option<Structured>, ApiError> 
         ("guided_regex", "regex"),
         ("guided_choice", "choice"),
         ("guided_grammar", "grammar"),
+        ("json_schema", "json"),
+        ("regex", "regex"),
     ] {
-        if let Some(value) = fields.take(name) {
-            all.push(Structured { grammar: grammar(kind, value, name)?, field: name.to_owned() });
-        }
-    }
-    for (name, kind) in [("json_schema", "json"), ("regex", "regex")] {
         if let Some(value) = fields.take(name) {
             all.push(Structured { grammar: grammar(kind, value, name)?, field: name.to_owned() });
         }
