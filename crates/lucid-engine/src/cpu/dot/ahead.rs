@@ -20,6 +20,10 @@ const LONG_ROWS: usize = 2048;
 /// Bytes of a panel's beginning: until they are read, its own tiles have fetched what comes after.
 const BEGINNING: usize = 4 << 10;
 
+/// How far ahead tiles of whole short rows fetch, in the order in which bytes are stored and not row by row: what comes from memory in
+/// order comes faster (AMD Zen 3, one token, rows of 512 bytes, 16 MB: 17 to 19 GB/s; each row its own successor, 12 to 14).
+const IN_ORDER: usize = 4 << 10;
+
 /// The next panel's lines that are left to fetch.
 pub(super) struct Ahead {
     at: *const u8,
@@ -70,42 +74,50 @@ impl Ahead {
     }
 }
 
-/// How a tile fetches in its own rows.
+/// How a tile of `R` rows fetches what stands behind its own rows.
 #[derive(Clone, Copy)]
 pub(super) struct Own {
     distance: usize,
-    mask: usize,
+    /// Blocks of sixteen columns in a line of the cache, as a power of two: once a line is enough.
+    line: u32,
+    /// Whether lines come in the order in which they are stored; otherwise each row fetches in itself.
+    in_order: bool,
 }
 
 impl Own {
     /// For tiles of `tile_rows` rows of a panel's `rows`, `whole` or in parts of their columns.
     pub(super) fn of<L: Layout>(load: L, cols: usize, tile_rows: usize, rows: usize, whole: bool) -> Own {
         let row_bytes = load.row_bytes();
-        // A line of the cache is 2, 4 or 8 blocks of 16 columns: once is enough.
         let line = match row_bytes {
-            bytes if bytes > cols => 2,
-            bytes if 2 * bytes > cols => 4,
-            _ => 8,
+            bytes if bytes > cols => 1,
+            bytes if 2 * bytes > cols => 2,
+            _ => 3,
         };
+        let in_order = whole && row_bytes <= LONG_ROWS;
         let distance = match row_bytes {
             // This panel is there already.
             bytes if L::SCALES_FIRST => rows * bytes,
-            bytes if whole && bytes > LONG_ROWS => LONG_ROWS,
+            bytes if in_order => IN_ORDER.max(tile_rows * bytes),
+            _ if whole => LONG_ROWS,
             bytes => tile_rows * bytes,
         };
-        Own { distance, mask: line - 1 }
+        Own { distance, line, in_order }
     }
 
     /// Whether to, at this block of sixteen columns.
     #[inline]
     pub(super) fn now(self, block: usize) -> bool {
-        block & self.mask == 0
+        block & ((1 << self.line) - 1) == 0
     }
 
-    /// What comes some way after a row's `block`.
+    /// The tile's row `row` asks for its part, at its `block`.
     #[inline]
-    pub(super) fn fetch<L: Layout>(self, load: L, block: usize) {
-        if let Some(at) = load.fetch(block) {
+    pub(super) fn fetch<L: Layout, const R: usize>(self, loads: &[L; R], row: usize, block: usize) {
+        let at = match self.in_order {
+            true => loads[0].fetch(0).map(|at| at.wrapping_add(64 * ((block >> self.line) * R + row))),
+            false => loads[row].fetch(block),
+        };
+        if let Some(at) = at {
             // SAFETY: a prefetch reads nothing and never faults.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(self.distance).cast()) };
         }

@@ -143,7 +143,7 @@ unsafe fn both_halves<L: Load, const R: usize, const T: usize, const FETCH: bool
             if FETCH {
                 unroll!(STEP < L::STEPS => {
                     if own.now(step * L::STEPS + STEP) {
-                        unroll!(ROW < R => { own.fetch(loads[ROW], step * L::STEPS + STEP); });
+                        unroll!(ROW < R => { own.fetch(&loads, ROW, step * L::STEPS + STEP); });
                     }
                 });
             }
@@ -217,7 +217,7 @@ unsafe fn half<L: Load, const R: usize, const T: usize, const H: usize, const FE
     unsafe {
         for block in blocks {
             if FETCH && own.now(block) {
-                unroll!(ROW < R => { own.fetch(loads[ROW], block); });
+                unroll!(ROW < R => { own.fetch(&loads, ROW, block); });
             }
             // What there is less of stays in registers, beside the sums.
             if R <= T {

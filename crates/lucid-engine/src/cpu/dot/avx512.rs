@@ -63,7 +63,7 @@ unsafe fn tile<L: Load, const R: usize, const T: usize, const FETCH: bool, const
                 if FETCH {
                     unroll!(STEP < L::STEPS => {
                         if own.now(step * L::STEPS + STEP) {
-                            unroll!(ROW < R => { own.fetch(loads[ROW], step * L::STEPS + STEP); });
+                            unroll!(ROW < R => { own.fetch(&loads, ROW, step * L::STEPS + STEP); });
                         }
                     });
                 }
@@ -80,7 +80,7 @@ unsafe fn tile<L: Load, const R: usize, const T: usize, const FETCH: bool, const
                 let mut weights = [_mm512_setzero_ps(); R];
                 unroll!(ROW < R => { weights[ROW] = loads[ROW].load(block); });
                 if FETCH && own.now(block) {
-                    unroll!(ROW < R => { own.fetch(loads[ROW], block); });
+                    unroll!(ROW < R => { own.fetch(&loads, ROW, block); });
                 }
                 unroll!(TOKEN < T => {
                     let x = _mm512_loadu_ps(xs[TOKEN].add(block * BLOCK));

@@ -3,6 +3,9 @@
 //! Keys stand in columns, one position a column: a score is then one chain of multiply-adds over the key's columns, sixteen scores
 //! side by side in a vector, where keys in rows would need the lanes of every score added at the end (a third of the time for
 //! keys of 192 columns).
+//!
+//! Sixteen columns of a page, which a tile walks down, stand behind each other without a gap: rows of 64 or 128 numbers would lie in
+//! an eighth or a quarter of a first-level cache's sets, and push each other out of one of 32 KB.
 
 use std::ops::Range;
 
@@ -13,6 +16,7 @@ use crate::cpu::aligned::Aligned;
 use crate::cpu::attention::Span;
 use crate::cpu::cache::LatentCache;
 use crate::cpu::matmul::{Inputs, OutputBuffer, Product, panel, tasks_of};
+use crate::cpu::row::BLOCK as WIDTH;
 use crate::cpu::threads::Threads;
 use crate::cpu::vectorize::vectorized;
 use crate::kv_cache::{PAGE_TOKENS, PageId};
@@ -21,9 +25,9 @@ use crate::kv_cache::{PAGE_TOKENS, PageId};
 #[derive(Default)]
 pub(super) struct Keys {
     entries: Aligned<f32>, // [pages, PAGE_TOKENS, latent + rope]: of all spans, one after the other
-    rotated: Aligned<f32>, // [pages, rope, PAGE_TOKENS]: the columns that all heads share
-    keys: Aligned<f32>,    // [heads of a group, pages, nope, PAGE_TOKENS]
-    values: Aligned<f32>,  // [heads of a group, pages, PAGE_TOKENS, value]
+    rotated: Aligned<f32>, // [pages, PAGE_TOKENS / 16, rope, 16]: the columns that all heads share
+    keys: Aligned<f32>,    // [heads of a group, pages, PAGE_TOKENS / 16, nope, 16]
+    values: Aligned<f32>,  // [heads of a group, pages, value / 16, PAGE_TOKENS, 16]
     pages: Vec<Page>,      // of all spans, one after the other
 }
 
@@ -36,11 +40,11 @@ struct Page {
 
 /// What a block of queries meets: a page of one head.
 pub(super) struct HeadPage<'a> {
-    /// `[nope, PAGE_TOKENS]`
+    /// `[PAGE_TOKENS / 16, nope, 16]`
     pub keys: &'a [f32],
-    /// `[rope, PAGE_TOKENS]`
+    /// `[PAGE_TOKENS / 16, rope, 16]`
     pub rotated: &'a [f32],
-    /// `[PAGE_TOKENS, value]`
+    /// `[value / 16, PAGE_TOKENS, 16]`
     pub values: &'a [f32],
 }
 
@@ -88,15 +92,15 @@ impl Keys {
 
     /// Bytes of keys and values of a head.
     pub(super) fn head_bytes(&self, shape: Shape) -> usize {
-        4 * self.pages.len() * PAGE_TOKENS * (shape.nope + shape.value)
+        4 * self.pages.len() * PAGE_TOKENS * (shape.nope + shape.value.next_multiple_of(WIDTH))
     }
 
     /// Computes keys and values of some heads. `kv_b` `[heads (nope + value), latent]`.
     pub(super) fn expand(&mut self, threads: &mut Threads, shape: Shape, kv_b: &Matrix, heads: Range<usize>) {
         let (nope, value, width) = (shape.nope, shape.value, shape.latent + shape.rope);
-        let pages = self.pages.len();
+        let (pages, values_len) = (self.pages.len(), PAGE_TOKENS * value.next_multiple_of(WIDTH));
         self.keys.grow(heads.len() * pages * nope * PAGE_TOKENS, 0.0);
-        self.values.grow(heads.len() * pages * PAGE_TOKENS * value, 0.0);
+        self.values.grow(heads.len() * pages * values_len, 0.0);
         let (keys, values) = (Shared::new(&mut self.keys), Shared::new(&mut self.values));
         let entries = &self.entries;
         threads.for_each(heads.len() * pages, |task| {
@@ -113,17 +117,18 @@ impl Keys {
             };
             BLOCK.with_borrow_mut(|block| {
                 let straight = &mut block.page;
-                straight.grow(PAGE_TOKENS * nope, 0.0);
+                straight.grow(PAGE_TOKENS * nope.max(value), 0.0);
                 multiply(first..first + nope, straight);
                 // SAFETY: a page of a head belongs to one task.
                 let (keys, values) = unsafe {
                     (
                         keys.part(task * nope * PAGE_TOKENS, nope * PAGE_TOKENS),
-                        values.part(task * PAGE_TOKENS * value, PAGE_TOKENS * value),
+                        values.part(task * values_len, values_len),
                     )
                 };
                 turn(&straight[..count * nope], nope, 0, keys);
-                multiply(first + nope..first + nope + value, values);
+                multiply(first + nope..first + nope + value, straight);
+                cut(&straight[..count * value], value, values);
             });
         });
     }
@@ -138,17 +143,30 @@ impl Keys {
         HeadPage {
             keys: &self.keys[part(number, shape.nope)],
             rotated: &self.rotated[part(page, shape.rope)],
-            values: &self.values[part(number, shape.value)],
+            values: &self.values[part(number, shape.value.next_multiple_of(WIDTH))],
         }
     }
 }
 
 vectorized! {
-    /// Columns from `first` on of `rows` `[_, width]`, as rows of `out` `[_, PAGE_TOKENS]`.
+    /// Columns from `first` on of `rows` `[positions, width]`, as rows of `out` `[PAGE_TOKENS / 16, columns, 16]`.
     fn turn(rows: &[f32], width: usize, first: usize, out: &mut [f32]) {
-        for (position, row) in rows.chunks_exact(width).enumerate() {
-            for (value, out) in row[first..].iter().zip(out.chunks_exact_mut(PAGE_TOKENS)) {
-                out[position] = *value;
+        let blocks = out.chunks_exact_mut((width - first) * WIDTH);
+        for (rows, out) in rows.chunks(WIDTH * width).zip(blocks) {
+            for (position, row) in rows.chunks_exact(width).enumerate() {
+                for (value, out) in row[first..].iter().zip(out.as_chunks_mut::<WIDTH>().0) {
+                    out[position] = *value;
+                }
+            }
+        }
+    }
+
+    /// `rows` `[positions, width]` as `out` `[width / 16, PAGE_TOKENS, 16]`.
+    fn cut(rows: &[f32], width: usize, out: &mut [f32]) {
+        for (block, out) in out.chunks_exact_mut(PAGE_TOKENS * WIDTH).enumerate() {
+            let columns = block * WIDTH..width.min((block + 1) * WIDTH);
+            for (row, out) in rows.chunks_exact(width).zip(out.as_chunks_mut::<WIDTH>().0) {
+                out[..columns.len()].copy_from_slice(&row[columns.clone()]);
             }
         }
     }

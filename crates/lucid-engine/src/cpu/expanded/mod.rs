@@ -209,7 +209,8 @@ fn attend_piece(block: &mut Block, piece: &Piece<'_>, output: &Shared<'_>) {
                     entries,
                     cols,
                     parts_stride: count * PAGE_TOKENS,
-                    values_stride: PAGE_TOKENS,
+                    values_stride: COLUMNS,
+                    blocks_stride: entries * COLUMNS,
                     sums_stride: PAGE_TOKENS,
                     next,
                 };
@@ -224,7 +225,12 @@ fn attend_piece(block: &mut Block, piece: &Piece<'_>, output: &Shared<'_>) {
             let weights = &block.scores[group.start * PAGE_TOKENS..group.end * PAGE_TOKENS];
             let sums = &mut block.accumulated[group.start * value..group.end * value];
             let entries = visible(group.end - 1);
-            let sizes = Sizes { next: next.values, ..Sizes::page(group.len(), entries, value, value) };
+            let sizes = Sizes {
+                values_stride: COLUMNS,
+                blocks_stride: PAGE_TOKENS * COLUMNS,
+                next: next.values,
+                ..Sizes::page(group.len(), entries, value, value)
+            };
             weighted_sum(sizes, weights, Entries::F32(page.values), sums);
         }
     }

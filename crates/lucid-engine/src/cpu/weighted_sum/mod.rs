@@ -14,6 +14,7 @@ mod tests;
 mod tiles;
 
 use super::cache::Entries;
+use super::row::BLOCK;
 use super::unit::Unit;
 use crate::kv_cache::PAGE_TOKENS;
 
@@ -31,6 +32,8 @@ pub struct Sizes<'a> {
     pub parts_stride: usize,
     /// From one entry's values to the next one's.
     pub values_stride: usize,
+    /// From sixteen columns of values to the next sixteen: 16 where an entry's columns stand side by side.
+    pub blocks_stride: usize,
     /// From one query's sums to the next one's.
     pub sums_stride: usize,
     /// What is read next: sent for meanwhile, a line of the cache now and then. A tile that walks down a page's columns is nothing that
@@ -41,7 +44,8 @@ pub struct Sizes<'a> {
 impl Sizes<'_> {
     /// Weights `[queries, PAGE_TOKENS]`, sums `[queries, cols]`, nothing next.
     pub fn page(queries: usize, entries: usize, cols: usize, values_stride: usize) -> Self {
-        Sizes { queries, entries, cols, parts_stride: 0, values_stride, sums_stride: cols, next: &[] }
+        let (parts_stride, blocks_stride, sums_stride) = (0, BLOCK, cols);
+        Sizes { queries, entries, cols, parts_stride, values_stride, blocks_stride, sums_stride, next: &[] }
     }
 }
 
@@ -55,8 +59,8 @@ pub fn weighted_sum(sizes: Sizes<'_>, weights: &[f32], values: Entries<'_>, sums
 
 /// The same on a unit of choice, which the processor has.
 fn weighted_sum_on(unit: Unit, sizes: Sizes<'_>, weights: &[f32], values: Entries<'_>, sums: &mut [f32]) {
-    let Sizes { queries, entries, cols, parts_stride, values_stride, sums_stride, .. } = sizes;
-    assert!(cols <= values_stride && cols <= sums_stride);
+    let Sizes { queries, entries, cols, parts_stride, values_stride, blocks_stride, sums_stride, .. } = sizes;
+    assert!(cols.min(BLOCK) <= values_stride && cols <= sums_stride);
     let fits =
         |rows: usize, stride: usize, cols: usize, len: usize| rows == 0 || len >= (rows - 1) * stride + cols;
     for part in 0..entries.div_ceil(PAGE_TOKENS) {
@@ -64,7 +68,11 @@ fn weighted_sum_on(unit: Unit, sizes: Sizes<'_>, weights: &[f32], values: Entrie
         let weights = weights.len().saturating_sub(part * parts_stride);
         assert!(fits(queries, PAGE_TOKENS, here, weights), "too few weights");
     }
-    assert!(fits(entries, values_stride, cols, values.len()), "too few values");
+    for block in 0..cols.div_ceil(BLOCK) {
+        let here = BLOCK.min(cols - block * BLOCK);
+        let values = values.len().saturating_sub(block * blocks_stride);
+        assert!(fits(entries, values_stride, here, values), "too few values");
+    }
     assert!(fits(queries, sums_stride, cols, sums.len()), "too few sums");
     match values {
         Entries::F32(values) => run(unit, sizes, weights, values, sums),
@@ -115,13 +123,15 @@ fn run<V: Stored>(unit: Unit, sizes: Sizes<'_>, weights: &[f32], values: &[V], s
 }
 
 fn plain<V: Stored>(sizes: Sizes<'_>, weights: &[f32], values: &[V], sums: &mut [f32]) {
-    let Sizes { queries, entries, cols, parts_stride, values_stride, sums_stride, .. } = sizes;
+    let Sizes { queries, entries, cols, parts_stride, values_stride, blocks_stride, sums_stride, .. } = sizes;
     for q in 0..queries {
         for j in 0..entries {
             let weight = weights[j / PAGE_TOKENS * parts_stride + q * PAGE_TOKENS + j % PAGE_TOKENS];
-            let value = &values[j * values_stride..][..cols];
-            for (sum, &value) in sums[q * sums_stride..][..cols].iter_mut().zip(value) {
-                *sum = weight.mul_add(value.into().0, *sum);
+            for (block, sums) in sums[q * sums_stride..][..cols].chunks_mut(BLOCK).enumerate() {
+                let values = &values[block * blocks_stride + j * values_stride..];
+                for (sum, &value) in sums.iter_mut().zip(values) {
+                    *sum = weight.mul_add(value.into().0, *sum);
+                }
             }
         }
     }

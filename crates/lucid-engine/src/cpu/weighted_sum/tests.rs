@@ -16,36 +16,52 @@ fn vector_forms_have_the_bits_of_the_plain_form() {
         (27, 9, 96),
     ];
     for (queries, entries, cols) in shapes {
-        let pseudo = |i: usize| ((i * 7919 + 13) % 1009) as f32 / 500.0 - 1.0;
-        let next: Vec<f32> = (0..100).map(pseudo).collect();
-        let (values_stride, sums_stride) = (cols + 3, cols + 2);
-        let parts_stride = (queries + 1) * PAGE_TOKENS;
-        let sizes = Sizes { queries, entries, cols, parts_stride, values_stride, sums_stride, next: &next };
-        let weights: Vec<f32> = (0..entries.div_ceil(PAGE_TOKENS) * parts_stride).map(pseudo).collect();
-        let values: Vec<f32> = (0..entries * values_stride).map(|i| pseudo(i + 5)).collect();
-        let halves: Vec<u16> = values.iter().map(|x| (x.to_bits() >> 16) as u16).collect();
-        let start: Vec<f32> = (0..queries * sums_stride).map(|i| pseudo(i + 11)).collect();
-        for values in [Entries::F32(&values), Entries::Bf16(&halves)] {
-            let sums = |unit: Unit| -> Vec<u32> {
-                let mut sums = start.clone();
-                weighted_sum_on(unit, sizes, &weights, values, &mut sums);
-                sums.into_iter().map(f32::to_bits).collect()
+        // Columns side by side, and sixteens of columns apart.
+        for (values_stride, blocks_stride) in [(cols + 3, BLOCK), (BLOCK, entries * BLOCK + 7)] {
+            let parts_stride = (queries + 1) * PAGE_TOKENS;
+            let sizes = Sizes {
+                queries,
+                entries,
+                cols,
+                parts_stride,
+                values_stride,
+                blocks_stride,
+                sums_stride: cols + 2,
+                next: &[0.5; 100],
             };
-            let plain = sums(Unit::Plain);
-            for unit in Unit::all() {
-                assert!(sums(unit) == plain, "{unit:?}");
-            }
-            // One sum by hand.
-            let value = |i: usize| match values {
-                Entries::F32(values) => values[i],
-                Entries::Bf16(values) => f32::from_bits(u32::from(values[i]) << 16),
-            };
-            let (q, column) = (queries - 1, cols / 2);
-            let by_hand = (0..entries).fold(start[q * sums_stride + column], |sum, j| {
-                weights[j / PAGE_TOKENS * parts_stride + q * PAGE_TOKENS + j % PAGE_TOKENS]
-                    .mul_add(value(j * values_stride + column), sum)
-            });
-            assert_eq!(plain[q * sums_stride + column], by_hand.to_bits());
+            compare(sizes);
         }
+    }
+}
+
+/// All units, and one sum by hand.
+fn compare(sizes: Sizes<'_>) {
+    let Sizes { queries, entries, cols, parts_stride, values_stride, blocks_stride, sums_stride, .. } = sizes;
+    let pseudo = |i: usize| ((i * 7919 + 13) % 1009) as f32 / 500.0 - 1.0;
+    let weights: Vec<f32> = (0..entries.div_ceil(PAGE_TOKENS) * parts_stride).map(pseudo).collect();
+    let place = |j: usize, column: usize| column / BLOCK * blocks_stride + j * values_stride + column % BLOCK;
+    let values: Vec<f32> = (0..place(entries, cols + BLOCK)).map(|i| pseudo(i + 5)).collect();
+    let halves: Vec<u16> = values.iter().map(|x| (x.to_bits() >> 16) as u16).collect();
+    let start: Vec<f32> = (0..queries * sums_stride).map(|i| pseudo(i + 11)).collect();
+    for values in [Entries::F32(&values), Entries::Bf16(&halves)] {
+        let sums = |unit: Unit| -> Vec<u32> {
+            let mut sums = start.clone();
+            weighted_sum_on(unit, sizes, &weights, values, &mut sums);
+            sums.into_iter().map(f32::to_bits).collect()
+        };
+        let plain = sums(Unit::Plain);
+        for unit in Unit::all() {
+            assert!(sums(unit) == plain, "{unit:?}");
+        }
+        let value = |i: usize| match values {
+            Entries::F32(values) => values[i],
+            Entries::Bf16(values) => f32::from_bits(u32::from(values[i]) << 16),
+        };
+        let (q, column) = (queries - 1, cols / 2);
+        let by_hand = (0..entries).fold(start[q * sums_stride + column], |sum, j| {
+            weights[j / PAGE_TOKENS * parts_stride + q * PAGE_TOKENS + j % PAGE_TOKENS]
+                .mul_add(value(place(j, column)), sum)
+        });
+        assert_eq!(plain[q * sums_stride + column], by_hand.to_bits());
     }
 }
