@@ -4,8 +4,8 @@
 //! side by side in a vector, where keys in rows would need the lanes of every score added at the end (a third of the time for
 //! keys of 192 columns).
 //!
-//! Sixteen columns of a page, which a tile walks down, stand behind each other without a gap: rows of 64 or 128 numbers would lie in
-//! an eighth or a quarter of a first-level cache's sets, and push each other out of one of 32 KB.
+//! The columns of a page that a tile walks down stand behind each other without a gap. Rows of 64 or 128 numbers, of which an AVX2 tile
+//! reads sixteen, would lie in a quarter or an eighth of a first-level cache's sets, and push each other out of one of 32 KB.
 
 use std::ops::Range;
 
@@ -16,8 +16,8 @@ use crate::cpu::aligned::Aligned;
 use crate::cpu::attention::Span;
 use crate::cpu::cache::LatentCache;
 use crate::cpu::matmul::{Inputs, OutputBuffer, Product, panel, tasks_of};
-use crate::cpu::row::BLOCK as WIDTH;
 use crate::cpu::threads::Threads;
+use crate::cpu::unit::Unit;
 use crate::cpu::vectorize::vectorized;
 use crate::kv_cache::{PAGE_TOKENS, PageId};
 
@@ -25,9 +25,9 @@ use crate::kv_cache::{PAGE_TOKENS, PageId};
 #[derive(Default)]
 pub(super) struct Keys {
     entries: Aligned<f32>, // [pages, PAGE_TOKENS, latent + rope]: of all spans, one after the other
-    rotated: Aligned<f32>, // [pages, PAGE_TOKENS / 16, rope, 16]: the columns that all heads share
-    keys: Aligned<f32>,    // [heads of a group, pages, PAGE_TOKENS / 16, nope, 16]
-    values: Aligned<f32>,  // [heads of a group, pages, value / 16, PAGE_TOKENS, 16]
+    rotated: Aligned<f32>, // [pages, PAGE_TOKENS / B, rope, B], B as `side_by_side` says: the columns that all heads share
+    keys: Aligned<f32>,    // [heads of a group, pages, PAGE_TOKENS / B, nope, B]
+    values: Aligned<f32>,  // [heads of a group, pages, value / B, PAGE_TOKENS, B]
     pages: Vec<Page>,      // of all spans, one after the other
 }
 
@@ -38,13 +38,22 @@ struct Page {
     count: usize,
 }
 
+/// Columns of a page that stand side by side: as many as a tile is wide.
+pub(super) fn side_by_side() -> usize {
+    match Unit::best() {
+        #[cfg(target_arch = "x86_64")]
+        Unit::Avx512 => 64,
+        _ => 16,
+    }
+}
+
 /// What a block of queries meets: a page of one head.
 pub(super) struct HeadPage<'a> {
-    /// `[PAGE_TOKENS / 16, nope, 16]`
+    /// `[PAGE_TOKENS / B, nope, B]`
     pub keys: &'a [f32],
-    /// `[PAGE_TOKENS / 16, rope, 16]`
+    /// `[PAGE_TOKENS / B, rope, B]`
     pub rotated: &'a [f32],
-    /// `[value / 16, PAGE_TOKENS, 16]`
+    /// `[value / B, PAGE_TOKENS, B]`
     pub values: &'a [f32],
 }
 
@@ -84,7 +93,7 @@ impl Keys {
                     )
                 };
                 entries.copy_from_slice(values);
-                turn(entries, width, shape.latent, rotated);
+                turn(entries, width, shape.latent, side_by_side(), rotated);
             });
         });
         begins
@@ -92,13 +101,13 @@ impl Keys {
 
     /// Bytes of keys and values of a head.
     pub(super) fn head_bytes(&self, shape: Shape) -> usize {
-        4 * self.pages.len() * PAGE_TOKENS * (shape.nope + shape.value.next_multiple_of(WIDTH))
+        4 * self.pages.len() * PAGE_TOKENS * (shape.nope + shape.value.next_multiple_of(side_by_side()))
     }
 
     /// Computes keys and values of some heads. `kv_b` `[heads (nope + value), latent]`.
     pub(super) fn expand(&mut self, threads: &mut Threads, shape: Shape, kv_b: &Matrix, heads: Range<usize>) {
         let (nope, value, width) = (shape.nope, shape.value, shape.latent + shape.rope);
-        let (pages, values_len) = (self.pages.len(), PAGE_TOKENS * value.next_multiple_of(WIDTH));
+        let (pages, values_len) = (self.pages.len(), PAGE_TOKENS * value.next_multiple_of(side_by_side()));
         self.keys.grow(heads.len() * pages * nope * PAGE_TOKENS, 0.0);
         self.values.grow(heads.len() * pages * values_len, 0.0);
         let (keys, values) = (Shared::new(&mut self.keys), Shared::new(&mut self.values));
@@ -126,9 +135,9 @@ impl Keys {
                         values.part(task * values_len, values_len),
                     )
                 };
-                turn(&straight[..count * nope], nope, 0, keys);
+                turn(&straight[..count * nope], nope, 0, side_by_side(), keys);
                 multiply(first + nope..first + nope + value, straight);
-                cut(&straight[..count * value], value, values);
+                cut(&straight[..count * value], value, side_by_side(), values);
             });
         });
     }
@@ -143,29 +152,29 @@ impl Keys {
         HeadPage {
             keys: &self.keys[part(number, shape.nope)],
             rotated: &self.rotated[part(page, shape.rope)],
-            values: &self.values[part(number, shape.value.next_multiple_of(WIDTH))],
+            values: &self.values[part(number, shape.value.next_multiple_of(side_by_side()))],
         }
     }
 }
 
 vectorized! {
-    /// Columns from `first` on of `rows` `[positions, width]`, as rows of `out` `[PAGE_TOKENS / 16, columns, 16]`.
-    fn turn(rows: &[f32], width: usize, first: usize, out: &mut [f32]) {
-        let blocks = out.chunks_exact_mut((width - first) * WIDTH);
-        for (rows, out) in rows.chunks(WIDTH * width).zip(blocks) {
+    /// Columns from `first` on of `rows` `[positions, width]`, as rows of `out` `[PAGE_TOKENS / block, columns, block]`.
+    fn turn(rows: &[f32], width: usize, first: usize, block: usize, out: &mut [f32]) {
+        let blocks = out.chunks_exact_mut((width - first) * block);
+        for (rows, out) in rows.chunks(block * width).zip(blocks) {
             for (position, row) in rows.chunks_exact(width).enumerate() {
-                for (value, out) in row[first..].iter().zip(out.as_chunks_mut::<WIDTH>().0) {
+                for (value, out) in row[first..].iter().zip(out.chunks_exact_mut(block)) {
                     out[position] = *value;
                 }
             }
         }
     }
 
-    /// `rows` `[positions, width]` as `out` `[width / 16, PAGE_TOKENS, 16]`.
-    fn cut(rows: &[f32], width: usize, out: &mut [f32]) {
-        for (block, out) in out.chunks_exact_mut(PAGE_TOKENS * WIDTH).enumerate() {
-            let columns = block * WIDTH..width.min((block + 1) * WIDTH);
-            for (row, out) in rows.chunks_exact(width).zip(out.as_chunks_mut::<WIDTH>().0) {
+    /// `rows` `[positions, width]` as `out` `[width / block, PAGE_TOKENS, block]`.
+    fn cut(rows: &[f32], width: usize, block: usize, out: &mut [f32]) {
+        for (number, out) in out.chunks_exact_mut(PAGE_TOKENS * block).enumerate() {
+            let columns = number * block..width.min((number + 1) * block);
+            for (row, out) in rows.chunks_exact(width).zip(out.chunks_exact_mut(block)) {
                 out[..columns.len()].copy_from_slice(&row[columns.clone()]);
             }
         }

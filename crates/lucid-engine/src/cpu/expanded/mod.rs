@@ -187,6 +187,7 @@ fn attend_piece(block: &mut Block, piece: &Piece<'_>, output: &Shared<'_>) {
     let position = span.position + piece.tokens.start;
     let last = position + count; // positions below are visible to the last query
     let pages = last.div_ceil(PAGE_TOKENS);
+    let side_by_side = keys::side_by_side();
     for number in 0..pages {
         let first = number * PAGE_TOKENS;
         let visible = |q: usize| (position + q + 1).saturating_sub(first).min(PAGE_TOKENS);
@@ -209,8 +210,9 @@ fn attend_piece(block: &mut Block, piece: &Piece<'_>, output: &Shared<'_>) {
                     entries,
                     cols,
                     parts_stride: count * PAGE_TOKENS,
-                    values_stride: COLUMNS,
-                    blocks_stride: entries * COLUMNS,
+                    values_stride: side_by_side,
+                    block: side_by_side,
+                    blocks_stride: entries * side_by_side,
                     sums_stride: PAGE_TOKENS,
                     next,
                 };
@@ -226,8 +228,9 @@ fn attend_piece(block: &mut Block, piece: &Piece<'_>, output: &Shared<'_>) {
             let sums = &mut block.accumulated[group.start * value..group.end * value];
             let entries = visible(group.end - 1);
             let sizes = Sizes {
-                values_stride: COLUMNS,
-                blocks_stride: PAGE_TOKENS * COLUMNS,
+                values_stride: side_by_side,
+                block: side_by_side,
+                blocks_stride: PAGE_TOKENS * side_by_side,
                 next: next.values,
                 ..Sizes::page(group.len(), entries, value, value)
             };

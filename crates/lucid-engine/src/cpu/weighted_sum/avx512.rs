@@ -66,15 +66,19 @@ pub(super) unsafe fn weighted_sum<V: Load>(
         sizes.cols.div_ceil(32) * sizes.queries.div_ceil(12)
     };
     let mut next = Next::of(sizes, values, tiles);
+    // Tiles stay within a block of columns.
+    let fits = |column: usize, width: usize| {
+        column + width <= sizes.cols && (sizes.block >= sizes.cols || sizes.block.is_multiple_of(width))
+    };
     // SAFETY: these columns exist; features as promised by the caller.
     unsafe {
         if wide {
-            while column + 64 <= sizes.cols {
+            while fits(column, 64) {
                 columns::<V, 4>(6, column, sizes, weights, values, sums, &mut next);
                 column += 64;
             }
         } else {
-            while column + 32 <= sizes.cols {
+            while fits(column, 32) {
                 columns::<V, 2>(12, column, sizes, weights, values, sums, &mut next);
                 column += 32;
             }

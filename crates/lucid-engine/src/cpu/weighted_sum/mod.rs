@@ -32,7 +32,9 @@ pub struct Sizes<'a> {
     pub parts_stride: usize,
     /// From one entry's values to the next one's.
     pub values_stride: usize,
-    /// From sixteen columns of values to the next sixteen: 16 where an entry's columns stand side by side.
+    /// Columns of values that stand side by side: all, or a multiple of sixteen.
+    pub block: usize,
+    /// From so many columns to the next ones.
     pub blocks_stride: usize,
     /// From one query's sums to the next one's.
     pub sums_stride: usize,
@@ -44,8 +46,17 @@ pub struct Sizes<'a> {
 impl Sizes<'_> {
     /// Weights `[queries, PAGE_TOKENS]`, sums `[queries, cols]`, nothing next.
     pub fn page(queries: usize, entries: usize, cols: usize, values_stride: usize) -> Self {
-        let (parts_stride, blocks_stride, sums_stride) = (0, BLOCK, cols);
-        Sizes { queries, entries, cols, parts_stride, values_stride, blocks_stride, sums_stride, next: &[] }
+        Sizes {
+            queries,
+            entries,
+            cols,
+            parts_stride: 0,
+            values_stride,
+            block: cols.max(1),
+            blocks_stride: 0,
+            sums_stride: cols,
+            next: &[],
+        }
     }
 }
 
@@ -59,8 +70,11 @@ pub fn weighted_sum(sizes: Sizes<'_>, weights: &[f32], values: Entries<'_>, sums
 
 /// The same on a unit of choice, which the processor has.
 fn weighted_sum_on(unit: Unit, sizes: Sizes<'_>, weights: &[f32], values: Entries<'_>, sums: &mut [f32]) {
-    let Sizes { queries, entries, cols, parts_stride, values_stride, blocks_stride, sums_stride, .. } = sizes;
-    assert!(cols.min(BLOCK) <= values_stride && cols <= sums_stride);
+    let Sizes {
+        queries, entries, cols, parts_stride, values_stride, block, blocks_stride, sums_stride, ..
+    } = sizes;
+    assert!(cols.min(block) <= values_stride && cols <= sums_stride);
+    assert!(block >= cols || block.is_multiple_of(BLOCK), "tiles would go from one block to another");
     let fits =
         |rows: usize, stride: usize, cols: usize, len: usize| rows == 0 || len >= (rows - 1) * stride + cols;
     for part in 0..entries.div_ceil(PAGE_TOKENS) {
@@ -68,9 +82,9 @@ fn weighted_sum_on(unit: Unit, sizes: Sizes<'_>, weights: &[f32], values: Entrie
         let weights = weights.len().saturating_sub(part * parts_stride);
         assert!(fits(queries, PAGE_TOKENS, here, weights), "too few weights");
     }
-    for block in 0..cols.div_ceil(BLOCK) {
-        let here = BLOCK.min(cols - block * BLOCK);
-        let values = values.len().saturating_sub(block * blocks_stride);
+    for number in 0..cols.div_ceil(block) {
+        let here = block.min(cols - number * block);
+        let values = values.len().saturating_sub(number * blocks_stride);
         assert!(fits(entries, values_stride, here, values), "too few values");
     }
     assert!(fits(queries, sums_stride, cols, sums.len()), "too few sums");
@@ -123,12 +137,14 @@ fn run<V: Stored>(unit: Unit, sizes: Sizes<'_>, weights: &[f32], values: &[V], s
 }
 
 fn plain<V: Stored>(sizes: Sizes<'_>, weights: &[f32], values: &[V], sums: &mut [f32]) {
-    let Sizes { queries, entries, cols, parts_stride, values_stride, blocks_stride, sums_stride, .. } = sizes;
+    let Sizes {
+        queries, entries, cols, parts_stride, values_stride, block, blocks_stride, sums_stride, ..
+    } = sizes;
     for q in 0..queries {
         for j in 0..entries {
             let weight = weights[j / PAGE_TOKENS * parts_stride + q * PAGE_TOKENS + j % PAGE_TOKENS];
-            for (block, sums) in sums[q * sums_stride..][..cols].chunks_mut(BLOCK).enumerate() {
-                let values = &values[block * blocks_stride + j * values_stride..];
+            for (number, sums) in sums[q * sums_stride..][..cols].chunks_mut(block).enumerate() {
+                let values = &values[number * blocks_stride + j * values_stride..];
                 for (sum, &value) in sums.iter_mut().zip(values) {
                     *sum = weight.mul_add(value.into().0, *sum);
                 }

@@ -16,8 +16,10 @@ fn vector_forms_have_the_bits_of_the_plain_form() {
         (27, 9, 96),
     ];
     for (queries, entries, cols) in shapes {
-        // Columns side by side, and sixteens of columns apart.
-        for (values_stride, blocks_stride) in [(cols + 3, BLOCK), (BLOCK, entries * BLOCK + 7)] {
+        // All columns side by side, and so many.
+        for block in [cols, BLOCK, 4 * BLOCK] {
+            let (values_stride, blocks_stride) =
+                if block == cols { (cols + 3, 0) } else { (block, entries * block + 7) };
             let parts_stride = (queries + 1) * PAGE_TOKENS;
             let sizes = Sizes {
                 queries,
@@ -25,6 +27,7 @@ fn vector_forms_have_the_bits_of_the_plain_form() {
                 cols,
                 parts_stride,
                 values_stride,
+                block,
                 blocks_stride,
                 sums_stride: cols + 2,
                 next: &[0.5; 100],
@@ -36,11 +39,13 @@ fn vector_forms_have_the_bits_of_the_plain_form() {
 
 /// All units, and one sum by hand.
 fn compare(sizes: Sizes<'_>) {
-    let Sizes { queries, entries, cols, parts_stride, values_stride, blocks_stride, sums_stride, .. } = sizes;
+    let Sizes {
+        queries, entries, cols, parts_stride, values_stride, block, blocks_stride, sums_stride, ..
+    } = sizes;
     let pseudo = |i: usize| ((i * 7919 + 13) % 1009) as f32 / 500.0 - 1.0;
     let weights: Vec<f32> = (0..entries.div_ceil(PAGE_TOKENS) * parts_stride).map(pseudo).collect();
-    let place = |j: usize, column: usize| column / BLOCK * blocks_stride + j * values_stride + column % BLOCK;
-    let values: Vec<f32> = (0..place(entries, cols + BLOCK)).map(|i| pseudo(i + 5)).collect();
+    let place = |j: usize, column: usize| column / block * blocks_stride + j * values_stride + column % block;
+    let values: Vec<f32> = (0..place(entries, cols + block)).map(|i| pseudo(i + 5)).collect();
     let halves: Vec<u16> = values.iter().map(|x| (x.to_bits() >> 16) as u16).collect();
     let start: Vec<f32> = (0..queries * sums_stride).map(|i| pseudo(i + 11)).collect();
     for values in [Entries::F32(&values), Entries::Bf16(&halves)] {

@@ -13,10 +13,9 @@ macro_rules! tiles {
     ) => {
         use super::{PAGE_TOKENS, Sizes};
         use super::next::Next;
-        use crate::cpu::row::BLOCK;
         use crate::cpu::unroll::unroll;
 
-        /// All queries by `C` vectors of columns, in groups of about equal size, at most `most` queries each.
+        /// All queries by `C` vectors of columns of one block, in groups of about equal size, at most `most` queries each.
         ///
         /// # Safety
         /// As [`weighted_sum`]; the columns exist, and `queries` has `most`.
@@ -31,14 +30,14 @@ macro_rules! tiles {
             sums: &mut [f32],
             next: &mut Next,
         ) {
-            let Sizes { queries, blocks_stride, sums_stride, .. } = sizes;
+            let Sizes { queries, block, blocks_stride, sums_stride, .. } = sizes;
             let mut q = 0;
             for group in (1..=queries.div_ceil(most)).rev() {
                 let width = (queries - q).div_ceil(group);
                 // SAFETY: queries `q..` and the columns exist; features as promised by the caller.
                 unsafe {
                     let weights = weights.as_ptr().add(q * PAGE_TOKENS);
-                    let values = values.as_ptr().add(column / BLOCK * blocks_stride);
+                    let values = values.as_ptr().add(column / block * blocks_stride + column % block);
                     let sums = sums.as_mut_ptr().add(q * sums_stride + column);
                     match width {
                         $( $queries => tile::<V, $queries, C>(sizes, weights, values, sums, next), )*
@@ -62,7 +61,7 @@ macro_rules! tiles {
             sums: *mut f32,
             next: &mut Next,
         ) {
-            let Sizes { entries, parts_stride, values_stride, blocks_stride, sums_stride, .. } = sizes;
+            let Sizes { entries, parts_stride, values_stride, sums_stride, .. } = sizes;
             let mut ahead = *next;
             // SAFETY: promised by the caller.
             unsafe {
@@ -76,7 +75,7 @@ macro_rules! tiles {
                     for j in 0..PAGE_TOKENS.min(entries - part * PAGE_TOKENS) {
                         ahead.fetch(j);
                         let mut value = [$zero(); C];
-                        unroll!(J < C => { value[J] = V::load(values.add(j * values_stride + $lanes * J / BLOCK * blocks_stride + $lanes * J % BLOCK)); });
+                        unroll!(J < C => { value[J] = V::load(values.add(j * values_stride + $lanes * J)); });
                         unroll!(I < Q, at most 12 => {
                             let weight = $broadcast(*weights.add(I * PAGE_TOKENS + j));
                             unroll!(J < C => { acc[I][J] = $multiply_add(weight, value[J], acc[I][J]); });
