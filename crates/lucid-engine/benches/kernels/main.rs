@@ -14,7 +14,7 @@ use std::hint::black_box;
 use limits::{fma_rate, processor_time, read_rate};
 use lucid_checkpoint::gguf::BlockType;
 use lucid_checkpoint::{Bytes, Matrix, Packed, ScaleType, Scales};
-use lucid_engine::kernels::{Scratch, Unit, multiply};
+use lucid_engine::kernels::{PageValues, Scratch, Unit, columns_side_by_side, multiply, weighted_sum};
 
 /// Seconds of a round.
 const ROUND: f64 = 0.05;
@@ -52,6 +52,42 @@ fn main() {
             }
         }
     }
+    // Heads of 128 + 64 and 128 columns; latents of 512, whose scores are products of 64 rows of 576 columns.
+    for queries in [8, 32, 96] {
+        for (name, entries, cols) in
+            [("scores, prompt", 192, 64), ("sums, prompt", 64, 128), ("sums, answer", 64, 512)]
+        {
+            for unit in Unit::all() {
+                let line = format!(
+                    "attention, {name:13} {:>12} {queries:>7} {:>8}",
+                    format!("{entries}x{cols}"),
+                    format!("{unit:?}")
+                );
+                if line.contains(&word) && unit != Unit::Plain {
+                    measure_page(&line, unit, [queries, entries, cols], name == "sums, answer");
+                }
+            }
+        }
+    }
+}
+
+/// A page of attention: of the cache, in bf16, or of a prompt's expanded keys and values.
+fn measure_page(line: &str, unit: Unit, sizes: [usize; 3], cache: bool) {
+    let [queries, entries, cols] = sizes;
+    let numbers = |count: usize| -> Vec<f32> { (0..count).map(|i| (i as f32 * 0.37).sin()).collect() };
+    let weights = numbers(entries.div_ceil(64) * queries * 64);
+    let values = numbers(entries * cols);
+    let halves: Vec<u16> = values.iter().map(|x| (x.to_bits() >> 16) as u16).collect();
+    let page = match cache {
+        true => PageValues::Rows(&halves),
+        false => PageValues::Blocks { values: &values, block: columns_side_by_side() },
+    };
+    let mut sums = vec![0f32; queries * cols];
+    let seconds = best(|| {
+        weighted_sum(unit, sizes, black_box(&weights), black_box(page), &mut sums);
+        black_box(&sums);
+    });
+    report(line, unit, queries * entries * cols, entries * cols * if cache { 2 } else { 4 }, seconds);
 }
 
 fn measure(line: &str, unit: Unit, weight: &Matrix, tokens: usize) {
@@ -62,8 +98,12 @@ fn measure(line: &str, unit: Unit, weight: &Matrix, tokens: usize) {
         multiply(unit, black_box(weight), black_box(&x), tokens, &mut scratch, &mut out);
         black_box(&out);
     });
-    let products = (weight.rows * weight.cols * tokens) as f64 / seconds;
-    let bytes = weight.byte_len() as f64 / seconds;
+    report(line, unit, weight.rows * weight.cols * tokens, weight.byte_len() as usize, seconds);
+}
+
+/// A line of the table.
+fn report(line: &str, unit: Unit, products: usize, bytes: usize, seconds: f64) {
+    let (products, bytes) = (products as f64 / seconds, bytes as f64 / seconds);
     println!(
         "{line} {:>9.1} {:>7.0}% {:>8.1}",
         products / 1e9,

@@ -39,7 +39,7 @@ struct Page {
 }
 
 /// Columns of a page that stand side by side: as many as a tile is wide.
-pub(super) fn side_by_side() -> usize {
+pub fn side_by_side() -> usize {
     match Unit::best() {
         #[cfg(target_arch = "x86_64")]
         Unit::Avx512 => 64,

@@ -15,6 +15,7 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
+pub use keys::side_by_side;
 use keys::{HeadPage, Keys};
 use lucid_checkpoint::Matrix;
 
@@ -187,7 +188,7 @@ fn attend_piece(block: &mut Block, piece: &Piece<'_>, output: &Shared<'_>) {
     let position = span.position + piece.tokens.start;
     let last = position + count; // positions below are visible to the last query
     let pages = last.div_ceil(PAGE_TOKENS);
-    let side_by_side = keys::side_by_side();
+    let side_by_side = side_by_side();
     for number in 0..pages {
         let first = number * PAGE_TOKENS;
         let visible = |q: usize| (position + q + 1).saturating_sub(first).min(PAGE_TOKENS);

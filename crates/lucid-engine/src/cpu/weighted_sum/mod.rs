@@ -69,7 +69,13 @@ pub fn weighted_sum(sizes: Sizes<'_>, weights: &[f32], values: Entries<'_>, sums
 }
 
 /// The same on a unit of choice, which the processor has.
-fn weighted_sum_on(unit: Unit, sizes: Sizes<'_>, weights: &[f32], values: Entries<'_>, sums: &mut [f32]) {
+pub(super) fn weighted_sum_on(
+    unit: Unit,
+    sizes: Sizes<'_>,
+    weights: &[f32],
+    values: Entries<'_>,
+    sums: &mut [f32],
+) {
     let Sizes {
         queries, entries, cols, parts_stride, values_stride, block, blocks_stride, sums_stride, ..
     } = sizes;
