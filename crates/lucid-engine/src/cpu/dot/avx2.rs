@@ -15,6 +15,7 @@ panels! {
     features: "avx2,fma,f16c",
     load: super::layouts_avx2::Load,
     group: 4,
+    rows_of_group: 3,
     tiles: { 1 => 4, 2 => 6, 3 => 4, 4 => 3 },
     fewer: 2,
     widen_tokens: 24,

@@ -14,6 +14,7 @@ panels! {
     features: "avx512f,avx512bw,avx512vl,avx512dq",
     load: super::layouts_avx512::Load,
     group: 6,
+    rows_of_group: 4,
     tiles: { 1 => 8, 2 => 8, 3 => 8, 4 => 4, 5 => 4, 6 => 4 },
     fewer: 4,
     widen_tokens: 12,

@@ -68,12 +68,13 @@ pub(super) fn vectors<'x, const T: usize>(
 /// Defines `dots`, `decode_packed` and what they are made of, for a unit that has `tile` and `store`.
 ///
 /// `tiles` says how many rows a tile has for each number of tokens that a group may have. Rows that are left over go by `fewer`, then
-/// one by one.
+/// one by one. `rows_of_group` is how many rows a tile of a whole group has.
 macro_rules! panels {
     (
         features: $features:literal,
         load: $load:path,
         group: $group:literal,
+        rows_of_group: $rows_of_group:literal,
         tiles: { 1 => $one_token:literal, $($tokens:literal => $rows:literal),* },
         fewer: $fewer:literal,
         widen_tokens: $widen_tokens:literal,
@@ -102,7 +103,7 @@ macro_rules! panels {
             if rows.count == 0 || tokens == 0 {
                 return;
             }
-            let tiles = rows.count.div_ceil($fewer) * tokens.div_ceil($group);
+            let tiles = rows.count.div_ceil($rows_of_group) * tokens.div_ceil($group);
             let ahead = &mut Ahead::of(&rows, tokens, tiles);
             // SAFETY: features and target as promised by the caller; the pointers are to `rows.count` whole rows.
             unsafe {
