@@ -97,6 +97,9 @@ pub struct SemanticsOptions {
     pub mode: Mode,
     /// Element type of the KV cache; `None` takes the mode's: f32 in reference mode, bf16 in serving mode.
     pub kv_cache: Option<KvCacheDtype>,
+    /// `None` takes what the checkpoint declares in serving mode, as vLLM's `auto` does; the mode's where it declares nothing or what isn't
+    /// computed here.
+    pub follows_declared_cache: bool,
     /// What an fp8 KV cache divides by.
     pub kv_scales: KvScales,
     /// What NVFP4 weights are multiplied with.
@@ -120,6 +123,9 @@ pub struct Semantics {
     pub products: &'static str,
     /// Element type of the KV cache.
     pub kv_cache: KvCacheDtype,
+    /// Why that one, where the checkpoint has a say in it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_cache_reason: Option<String>,
     /// Where an fp8 KV cache has its scales from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_scales: Option<String>,
@@ -141,6 +147,7 @@ impl Semantics {
         let interleaved = config.rope_interleave != plants(Plant::RopeHalfSplit);
         let planted_eps = options.plant.filter(|_| plants(Plant::LatentNormEps));
         let planted_eps = planted_eps.map(|planted| Dose::new(planted, config).strength);
+        let (kv_cache, kv_cache_reason) = kv_cache(config, options);
         Semantics {
             mode: options.mode,
             activations: match options.activations {
@@ -148,7 +155,8 @@ impl Semantics {
                 Activations::W4A4 => "NVFP4 where the weights are, else f32 (W4A4)",
             },
             products: "f32",
-            kv_cache: options.kv_cache.unwrap_or(options.mode.kv_cache()),
+            kv_cache,
+            kv_cache_reason,
             kv_scales: None,
             latent_norm_eps: planted_eps.or(options.latent_norm_eps).unwrap_or(config.rms_norm_eps),
             rope_pairing: if interleaved { "interleaved" } else { "half-split" },
@@ -181,6 +189,25 @@ impl Semantics {
     }
 }
 
+/// The type of the cache, and why where the checkpoint declares one: `kv_cache_quant_algo` of ModelOpt, or a `kv_cache_scheme`. Lists of
+/// published configs have `FP8` there, or nothing.
+fn kv_cache(config: &Config, options: &SemanticsOptions) -> (KvCacheDtype, Option<String>) {
+    let of_mode = options.mode.kv_cache();
+    let declared = config.quantization.as_ref().and_then(|q| q.kv_cache_algorithm.as_deref());
+    match (options.kv_cache, declared) {
+        (Some(chosen), _) => (chosen, None),
+        (None, Some(declared)) if options.follows_declared_cache && options.mode == Mode::Serving => {
+            match declared.to_ascii_uppercase().as_str() {
+                "FP8" | "FP8_E4M3" => {
+                    (KvCacheDtype::Fp8E4m3, Some(format!("the checkpoint declares {declared}")))
+                }
+                _ => (of_mode, Some(format!("the checkpoint declares {declared}, which isn't computed"))),
+            }
+        }
+        (None, _) => (of_mode, None),
+    }
+}
+
 /// Serving stacks round index keys and queries to FP8, which moves the last few choices.
 fn sparse_attention(indexer: &Indexer, mode: Mode) -> String {
     let keys = mode.kv_cache();
@@ -199,8 +226,10 @@ impl fmt::Display for Semantics {
             "{mode} mode, activations {}, products {}, KV cache {}",
             self.activations, self.products, self.kv_cache
         )?;
-        if let Some(scales) = &self.kv_scales {
-            write!(f, " ({scales})")?;
+        let of_cache: Vec<&str> =
+            self.kv_cache_reason.iter().chain(&self.kv_scales).map(String::as_str).collect();
+        if !of_cache.is_empty() {
+            write!(f, " ({})", of_cache.join("; "))?;
         }
         write!(f, ", latent-norm epsilon {:e}, RoPE {}", self.latent_norm_eps, self.rope_pairing)?;
         if let Some(sparse) = &self.sparse_attention {
@@ -210,5 +239,46 @@ impl fmt::Display for Semantics {
             Some(plant) => write!(f, ", PLANTED FAULT {plant}"),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn published(name: &str) -> Config {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lucid-checkpoint/tests/configs");
+        let json = std::fs::read(folder.join(format!("{name}_config.json"))).unwrap();
+        Config::from_json(name, &json).unwrap()
+    }
+
+    #[test]
+    fn the_cache_is_what_the_checkpoint_declares_unless_somebody_says_otherwise() {
+        use KvCacheDtype::{Bf16, F32, Fp8E4m3};
+        let auto = SemanticsOptions { follows_declared_cache: true, ..SemanticsOptions::default() };
+        let chosen = |config: &Config, options: &SemanticsOptions| Semantics::new(config, options).kv_cache;
+        let mut fp8 = published("nvidia--Kimi-K2.5-NVFP4");
+        let silent = published("moonshotai--Kimi-K2.5");
+        assert_eq!((chosen(&fp8, &auto), chosen(&silent, &auto)), (Fp8E4m3, Bf16));
+        assert!(Semantics::new(&silent, &auto).kv_cache_reason.is_none());
+        let says = Semantics::new(&fp8, &auto).to_string();
+        assert!(says.contains("KV cache fp8_e4m3 (the checkpoint declares FP8)"), "{says}");
+        // Who compares arithmetics names one, or none.
+        assert_eq!(chosen(&fp8, &SemanticsOptions::default()), Bf16);
+        let reference = SemanticsOptions { mode: Mode::Reference, ..auto.clone() };
+        assert_eq!(chosen(&fp8, &reference), F32);
+        let given = SemanticsOptions { kv_cache: Some(Bf16), ..auto.clone() };
+        assert_eq!(chosen(&fp8, &given), Bf16);
+        // compressed-tensors may declare others.
+        if let Some(quantization) = &mut fp8.quantization {
+            quantization.kv_cache_algorithm = Some("INT8".to_owned());
+        }
+        let says = Semantics::new(&fp8, &auto).to_string();
+        assert!(
+            says.contains("KV cache bf16 (the checkpoint declares INT8, which isn't computed)"),
+            "{says}"
+        );
     }
 }

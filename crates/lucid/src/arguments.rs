@@ -79,7 +79,8 @@ pub struct EngineArguments {
     /// Arithmetic: serving (bf16 KV cache; on a GPU also bf16 activations) or reference (f32 everywhere)
     #[arg(long, value_enum, default_value_t = ModeArgument::Serving)]
     pub mode: ModeArgument,
-    /// KV cache: f32, bf16, or fp8_e4m3 with the checkpoint's k_scale (1 without one); auto is bf16, in reference mode f32
+    /// KV cache: f32, bf16, or fp8_e4m3 with the checkpoint's k_scale (1 without one); auto is fp8_e4m3 where the checkpoint declares an FP8
+    /// cache, else bf16, and in reference mode f32
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvCacheArgument::Auto)]
     pub kv_cache_dtype: KvCacheArgument,
     /// What NVFP4 weights are multiplied with: w4a16, or w4a4 (activations in NVFP4 too, as Blackwell's kernels compute)
@@ -111,7 +112,7 @@ pub enum ModeArgument {
 /// `--kv-cache-dtype`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum KvCacheArgument {
-    /// As the mode has it, whatever the checkpoint declares.
+    /// As the checkpoint declares it; where it doesn't, and in reference mode, as the mode has it.
     Auto,
     /// As computed.
     F32,

@@ -38,6 +38,7 @@ pub fn engine_options(arguments: &EngineArguments) -> EngineOptions {
                 ModeArgument::Reference => Mode::Reference,
             },
             kv_cache: kv_cache(arguments.kv_cache_dtype),
+            follows_declared_cache: true,
             activations: activations(arguments.nvfp4),
             latent_norm_eps: arguments.latent_norm_eps,
             ..SemanticsOptions::default()
@@ -79,7 +80,7 @@ pub fn world(arguments: &EngineArguments) -> Result<Option<World>> {
     Ok(world)
 }
 
-/// `--kv-cache-dtype`; `None` is the mode's own.
+/// `--kv-cache-dtype`; `None` is the checkpoint's or the mode's own.
 pub fn kv_cache(argument: KvCacheArgument) -> Option<KvCacheDtype> {
     match argument {
         KvCacheArgument::Auto => None,
