@@ -212,6 +212,18 @@ impl Checkpoint {
         layout::matrix(self, module, rows, cols)
     }
 
+    /// A GGUF file's `attn_k_b` `[heads kv_lora_rank, qk_nope_head_dim]` and `attn_v_b` `[heads v_head_dim, kv_lora_rank]` of the attention
+    /// at a path (`model.layers.0.self_attn`), if it holds `kv_b_proj` in these halves and at least one is quantized. Otherwise
+    /// [`Checkpoint::matrix`] gives `kv_b_proj`, joined without loss.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::matrix`].
+    pub fn quantized_keys_and_values(&self, attention: &str) -> Result<Option<[Matrix; 2]>, Error> {
+        let halves = layout::keys_and_values(self, attention)?;
+        Ok(halves
+            .filter(|halves| halves.iter().any(|half| matches!(half.packed, crate::Packed::Gguf { .. }))))
+    }
+
     /// The tensor of exactly that name.
     pub(crate) fn exact(&self, name: &str) -> Option<&Tensor> {
         self.tensors.get(name)

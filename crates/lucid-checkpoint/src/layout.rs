@@ -6,6 +6,8 @@ use crate::{Dtype, Error, Matrix, Packed};
 mod gguf;
 mod scaled;
 
+pub(crate) use gguf::keys_and_values;
+
 const SUPPORTED: &str = "BF16, F16, F32 and F8_E4M3 without scales; NVFP4 of ModelOpt and of compressed-tensors; INT4 of compressed-tensors (symmetric groups); F8_E4M3 with weight_scale_inv (blocks); GGUF types Q2_K to Q8_0, IQ4_NL, IQ4_XS, MXFP4 and NVFP4";
 
 /// What follows the module's path in the name of a weight tensor, most usual first.

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use lucid_checkpoint::{Bytes, Config, Matrix, MoE, Packed, ScaleType, Scales};
 
 use crate::Error;
-use crate::weights::{Attention, Experts, FeedForward, Indexer, Layer, Mlp, Query, Weights, transpose_keys};
+use crate::weights::{Attention, Experts, FeedForward, Indexer, KeysAndValues, Layer, Mlp, Query, Weights};
 
 /// Values after which noise repeats: no matrix's size is a multiple, so rows differ.
 const PERIOD: usize = 8_388_593;
@@ -229,8 +229,7 @@ impl<'a> Noise<'a> {
                 query,
                 kv_a: self.linear(seed + 2, latent + rope, hidden)?,
                 kv_a_norm: vec![1.0; latent],
-                k_b_transposed: transpose_keys(&kv_b, heads, nope, value),
-                kv_b,
+                keys_values: KeysAndValues::joined(kv_b, heads, nope, value),
                 indexer: self.indexer(seed, i)?,
                 o: self.linear(seed + 4, hidden, heads * value)?,
             },
@@ -394,7 +393,7 @@ mod tests {
             let FeedForward::Experts(experts) = &layer.feed_forward else { panic!("a dense layer") };
             let found = [&layer.attention.o, &experts.routed[0].down, &experts.shared.as_ref().unwrap().up];
             assert_eq!(found.map(Matrix::layout), [attention, expert, shared], "{quantization}");
-            assert_eq!(layer.attention.k_b_transposed.layout(), attention);
+            assert_eq!(layer.attention.keys_values.keys().layout(), attention);
             assert_eq!(weights.lm_head.layout(), Layout::Bf16);
             for matrix in found {
                 let mut row = vec![0f32; matrix.cols];

@@ -2,17 +2,19 @@
 
 mod gather;
 mod indexer;
+mod keys_values;
 #[cfg(test)]
 mod listing;
 #[cfg(test)]
 mod published;
 
-use lucid_checkpoint::{Bytes, Checkpoint, Config, Matrix, MoE, Packed, ScaleType, Scales};
+use lucid_checkpoint::{Bytes, Checkpoint, Config, Matrix, MoE, Packed};
 
 use crate::backend::Load;
 use crate::parallel::Rank;
 use crate::{Error, KvCacheDtype, KvScales, Planted, Semantics};
 pub use indexer::Indexer;
+pub use keys_values::KeysAndValues;
 
 /// All weights of a model.
 pub struct Weights {
@@ -46,10 +48,8 @@ pub struct Attention {
     pub kv_a: Matrix,
     /// `[L]`
     pub kv_a_norm: Vec<f32>,
-    /// `[A (N + V), L]`: per head N key rows, then V value rows.
-    pub kv_b: Matrix,
-    /// `[A L, N]`: the key rows of `kv_b`, transposed per head, for the absorbed form. Exact: values are only moved.
-    pub k_b_transposed: Matrix,
+    /// From the latent to every head's keys and values.
+    pub keys_values: KeysAndValues,
     /// The sparse-attention indexer, in models that have one, in layers that choose for themselves.
     pub indexer: Option<Indexer>,
     /// `[hidden_size, A V]`
@@ -206,7 +206,7 @@ impl Layer {
             let Packed::Nvfp4 { input_scale, .. } = matrix.packed else { continue };
             found = true;
             // The absorbed form multiplies `kv_b` with queries and sums, which are no activations of its own.
-            let absorbed = std::ptr::eq(matrix, &self.attention.kv_b);
+            let absorbed = self.attention.keys_values.matrices().iter().any(|one| std::ptr::eq(matrix, *one));
             if !absorbed && !input_scale.is_some_and(|scale| scale.is_finite() && scale > 0.0) {
                 return Err(Error::Unsupported {
                     what: match input_scale {
@@ -224,7 +224,8 @@ impl Layer {
 
     fn matrices(&self) -> Vec<&Matrix> {
         let attention = &self.attention;
-        let mut matrices = vec![&attention.kv_a, &attention.kv_b, &attention.k_b_transposed, &attention.o];
+        let mut matrices = vec![&attention.kv_a, &attention.o];
+        matrices.extend(attention.keys_values.matrices());
         match &attention.query {
             Query::Latent { q_a, q_b, .. } => matrices.extend([q_a, q_b]),
             Query::Direct(q) => matrices.push(q),
@@ -250,7 +251,8 @@ impl Layer {
             Query::Direct(q) => matrices.push(q),
         }
         matrices.extend(attention.indexer.iter_mut().flat_map(Indexer::matrices_mut));
-        matrices.extend([&mut attention.k_b_transposed, &mut attention.kv_b, &mut attention.o]);
+        matrices.extend(attention.keys_values.matrices_mut());
+        matrices.push(&mut attention.o);
         let mlps: Vec<&mut Mlp> = match &mut self.feed_forward {
             FeedForward::Dense(mlp) => vec![&mut **mlp],
             FeedForward::Experts(experts) => {
@@ -271,8 +273,12 @@ trait Tensors {
     /// Where routed experts are found.
     fn of_experts(&self) -> &dyn Tensors;
 
-    fn transposed_keys(&self, kv_b: &Matrix, heads: usize, nope: usize, value: usize) -> Matrix {
-        transpose_keys(kv_b, heads, nope, value)
+    /// Keys `[A L, N]` and values `[A V, L]` of the attention at `at`, where they are stored apart and quantized.
+    fn keys_and_values(&self, at: &str) -> Result<Option<[Matrix; 2]>, Error>;
+
+    /// One matrix of both.
+    fn joined(&self, kv_b: Matrix, heads: usize, nope: usize, value: usize) -> KeysAndValues {
+        KeysAndValues::joined(kv_b, heads, nope, value)
     }
 }
 
@@ -282,6 +288,11 @@ struct Read<'a>(&'a Checkpoint);
 impl Tensors for Read<'_> {
     fn matrix(&self, module: &str, rows: usize, cols: usize) -> Result<Matrix, Error> {
         Ok(self.0.matrix(module, rows, cols)?.read()?)
+    }
+
+    fn keys_and_values(&self, at: &str) -> Result<Option<[Matrix; 2]>, Error> {
+        let Some([keys, values]) = self.0.quantized_keys_and_values(at)? else { return Ok(None) };
+        Ok(Some([keys.read()?, values.read()?]))
     }
 
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
@@ -296,6 +307,10 @@ impl Tensors for Read<'_> {
 impl Tensors for Checkpoint {
     fn matrix(&self, module: &str, rows: usize, cols: usize) -> Result<Matrix, Error> {
         Ok(self.matrix(module, rows, cols)?)
+    }
+
+    fn keys_and_values(&self, at: &str) -> Result<Option<[Matrix; 2]>, Error> {
+        Ok(self.quantized_keys_and_values(at)?)
     }
 
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
@@ -436,13 +451,18 @@ impl Loader<'_> {
             },
             None => Query::Direct(self.matrix(&format!("{at}.q_proj"), heads * (nope + rope), hidden)?),
         };
-        let kv_b = narrow(self.matrix(&format!("{at}.kv_b_proj"), heads * (nope + value), latent)?);
+        let keys_values = match self.tensors.keys_and_values(at)? {
+            Some([keys, values]) => KeysAndValues::Split { keys, values },
+            None => {
+                let kv_b = self.matrix(&format!("{at}.kv_b_proj"), heads * (nope + value), latent)?;
+                self.tensors.joined(narrow(kv_b), heads, nope, value)
+            }
+        };
         Ok(Attention {
             query,
             kv_a: self.matrix(&format!("{at}.kv_a_proj_with_mqa"), latent + rope, hidden)?,
             kv_a_norm: self.vector(&format!("{at}.kv_a_layernorm.weight"), latent)?,
-            k_b_transposed: self.tensors.transposed_keys(&kv_b, heads, nope, value),
-            kv_b,
+            keys_values,
             indexer: self.indexer(i, at)?,
             o: self.matrix(&format!("{at}.o_proj"), hidden, heads * value)?,
         })
@@ -481,59 +501,7 @@ impl Loader<'_> {
     }
 }
 
-/// `[A (N + V), L]` to `[A L, N]`: per head the N key rows, transposed. FP8 in blocks stays so where blocks and heads begin together;
-/// else bf16 where that is exact, else f32.
-pub(crate) fn transpose_keys(kv_b: &Matrix, heads: usize, nope: usize, value: usize) -> Matrix {
-    if let Some(transposed) = transpose_f8_keys(kv_b, heads, nope, value) {
-        return transposed;
-    }
-    let latent = kv_b.cols;
-    let mut row = vec![0f32; latent];
-    let mut transposed = vec![0f32; heads * latent * nope];
-    for head in 0..heads {
-        for n in 0..nope {
-            kv_b.decode_row(head * (nope + value) + n, &mut row);
-            for (l, &x) in row.iter().enumerate() {
-                transposed[(head * latent + l) * nope + n] = x;
-            }
-        }
-    }
-    let packed = pack_exactly(&transposed);
-    Matrix { name: format!("{} (keys, transposed)", kv_b.name), rows: heads * latent, cols: nope, packed }
-}
-
-/// The same for square blocks of E4M3 that no head shares with another: codes move, and scales with them.
-fn transpose_f8_keys(kv_b: &Matrix, heads: usize, nope: usize, value: usize) -> Option<Matrix> {
-    let Packed::F8Blocks { codes, scales, block: [size, across] } = &kv_b.packed else { return None };
-    let latent = kv_b.cols;
-    let whole = [nope, value, latent].iter().all(|n| n.is_multiple_of(*size));
-    if size != across || !whole {
-        return None;
-    }
-    let mut transposed = vec![0u8; heads * latent * nope];
-    for head in 0..heads {
-        let keys = &codes[head * (nope + value) * latent..][..nope * latent];
-        for (n, row) in keys.chunks_exact(latent).enumerate() {
-            for (l, &code) in row.iter().enumerate() {
-                transposed[(head * latent + l) * nope + n] = code;
-            }
-        }
-    }
-    let (down, across) = (latent / size, nope / size);
-    let block = |head: usize, l: usize, n: usize| (head * (nope + value) / size + n) * down + l;
-    let places =
-        (0..heads).flat_map(|head| (0..down).flat_map(move |l| (0..across).map(move |n| block(head, l, n))));
-    let bytes: Vec<u8> = places.flat_map(|at| scales.get(at).to_le_bytes()).collect();
-    let scales = Scales { kind: ScaleType::F32, bytes: Bytes::from(bytes) };
-    Some(Matrix {
-        name: format!("{} (keys, transposed)", kv_b.name),
-        rows: heads * latent,
-        cols: nope,
-        packed: Packed::F8Blocks { codes: Bytes::from(transposed), scales, block: [*size; 2] },
-    })
-}
-
-/// The values in bf16 if none loses a bit, else in f32. GGUF files hold the halves of `kv_b` apart, and they come joined as f32.
+/// The values in bf16 if none loses a bit, else in f32.
 fn pack_exactly(values: &[f32]) -> Packed {
     if values.iter().all(|x| x.to_bits() & 0xffff == 0) {
         let high_half = |x: &f32| ((x.to_bits() >> 16) as u16).to_le_bytes();
@@ -555,35 +523,6 @@ mod tests {
     use lucid_checkpoint::Layout;
 
     use super::*;
-
-    /// Against the decoded values, head by head.
-    #[test]
-    fn keys_in_blocks_of_f8_are_transposed_as_they_are() {
-        let (heads, nope, value, latent) = (3, 4, 2, 6);
-        let rows = heads * (nope + value);
-        let codes: Vec<u8> = (0..rows * latent).map(|i| (i * 37 % 120) as u8).collect();
-        let bytes: Vec<u8> =
-            (0..rows / 2 * latent / 2).flat_map(|i| (0.5 + i as f32).to_le_bytes()).collect();
-        let scales = Scales { kind: ScaleType::F32, bytes: Bytes::from(bytes) };
-        let packed =
-            |block| Packed::F8Blocks { codes: Bytes::from(codes.clone()), scales: scales.clone(), block };
-        let kv_b = Matrix { name: "kv_b".into(), rows, cols: latent, packed: packed([2, 2]) };
-        let transposed = transpose_keys(&kv_b, heads, nope, value);
-        assert_eq!(transposed.layout(), Layout::F8Blocks);
-        let (mut row, mut column) = (vec![0f32; latent], vec![0f32; nope]);
-        for head in 0..heads {
-            for n in 0..nope {
-                kv_b.decode_row(head * (nope + value) + n, &mut row);
-                for (l, &x) in row.iter().enumerate() {
-                    transposed.decode_row(head * latent + l, &mut column);
-                    assert_eq!(column[n].to_bits(), x.to_bits(), "head {head}, {n}, {l}");
-                }
-            }
-        }
-        // A block that two heads share is decoded.
-        let odd = Matrix { name: "odd".into(), rows: 3 * 3, cols: latent, packed: packed([2, 2]) };
-        assert_ne!(transpose_keys(&odd, 3, 2, 1).layout(), Layout::F8Blocks);
-    }
 
     #[test]
     fn only_values_that_lose_no_bit_become_bf16() {

@@ -28,15 +28,10 @@ pub(super) fn key_value_matrix(
     cols: usize,
 ) -> Result<Option<Matrix>, Error> {
     let Some(attention) = module.strip_suffix(".kv_b_proj") else { return Ok(None) };
-    let (k_module, v_module) = (format!("{attention}.k_b_proj"), format!("{attention}.v_b_proj"));
-    if checkpoint.exact(&format!("{k_module}.weight")).is_none() {
-        return Ok(None);
-    }
+    let Some([k, v]) = keys_and_values(checkpoint, attention)? else { return Ok(None) };
     let config = checkpoint.config();
     let (heads, nope, value) = (config.num_attention_heads, config.qk_nope_head_dim, config.v_head_dim);
     let latent = config.kv_lora_rank;
-    let k = stacked(checkpoint, &k_module, [heads, latent, nope])?;
-    let v = stacked(checkpoint, &v_module, [heads, value, latent])?;
     if (rows, cols) != (heads * (nope + value), latent) {
         return Err(checkpoint.missing(&format!("{module}.weight")));
     }
@@ -61,6 +56,22 @@ pub(super) fn key_value_matrix(
         cols,
         packed: Packed::F32(Bytes::from(bytes)),
     }))
+}
+
+/// `attn_k_b` `[A L, N]` and `attn_v_b` `[A V, L]` of an attention, if a file holds them.
+pub(crate) fn keys_and_values(
+    checkpoint: &Checkpoint,
+    attention: &str,
+) -> Result<Option<[Matrix; 2]>, Error> {
+    let (keys, values) = (format!("{attention}.k_b_proj"), format!("{attention}.v_b_proj"));
+    if checkpoint.exact(&format!("{keys}.weight")).is_none() {
+        return Ok(None);
+    }
+    let config = checkpoint.config();
+    let (heads, nope, value) = (config.num_attention_heads, config.qk_nope_head_dim, config.v_head_dim);
+    let latent = config.kv_lora_rank;
+    let keys = stacked(checkpoint, &keys, [heads, latent, nope])?;
+    Ok(Some([keys, stacked(checkpoint, &values, [heads, value, latent])?]))
 }
 
 /// A stack of matrices `[count, rows, cols]` as one of `[count rows, cols]`.

@@ -27,7 +27,8 @@ fn panel_rows(product: &Product<'_>) -> usize {
 pub(super) const PANEL_TOKENS: usize = 96;
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch::new()) };
+    /// What a thread needs for a panel.
+    pub(super) static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch::new()) };
 }
 
 /// The vectors that a product reads: `[count, cols]` somewhere in a larger buffer.

@@ -345,6 +345,7 @@ impl Weights {
 fn upload_layer(gpu: &Gpu, kernels: &Kernels, layer: &weights::Layer) -> Result<Layer, Error> {
     let attention = &layer.attention;
     let matrix = |host: &Matrix| DeviceMatrix::upload(gpu, kernels, host);
+    let (kv_b, keys) = attention.keys_values.to_joined_with_keys();
     Ok(Layer {
         input_layernorm: gpu.upload(&layer.input_layernorm)?,
         attention: Attention {
@@ -356,8 +357,8 @@ fn upload_layer(gpu: &Gpu, kernels: &Kernels, layer: &weights::Layer) -> Result<
             },
             kv_a: matrix(&attention.kv_a)?,
             kv_a_norm: gpu.upload(&attention.kv_a_norm)?,
-            kv_b: matrix(&attention.kv_b)?,
-            k_b_transposed: matrix(&attention.k_b_transposed)?,
+            kv_b: matrix(&kv_b)?,
+            k_b_transposed: matrix(&keys)?,
             o: matrix(&attention.o)?,
             indexer: attention
                 .indexer

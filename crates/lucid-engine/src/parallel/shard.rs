@@ -8,7 +8,7 @@ use super::cut;
 use super::experts::ExpertSharing;
 use super::rank::Rank;
 use crate::Error;
-use crate::weights::{Attention, Experts, FeedForward, Layer, Mlp, Query};
+use crate::weights::{Attention, Experts, FeedForward, KeysAndValues, Layer, Mlp, Query};
 
 /// Cuts out a rank's part, layer by layer, so that never more than a layer is copied at a time.
 #[derive(Clone, Copy)]
@@ -97,8 +97,16 @@ impl<'a> Shard<'a> {
             },
             kv_a: attention.kv_a.clone(),
             kv_a_norm: attention.kv_a_norm.clone(),
-            kv_b: cut::rows(&attention.kv_b, of_heads(config.qk_nope_head_dim + config.v_head_dim))?,
-            k_b_transposed: cut::rows(&attention.k_b_transposed, of_heads(config.kv_lora_rank))?,
+            keys_values: match &attention.keys_values {
+                KeysAndValues::Joined { kv_b, keys } => KeysAndValues::Joined {
+                    kv_b: cut::rows(kv_b, of_heads(config.qk_nope_head_dim + config.v_head_dim))?,
+                    keys: cut::rows(keys, of_heads(config.kv_lora_rank))?,
+                },
+                KeysAndValues::Split { keys, values } => KeysAndValues::Split {
+                    keys: cut::rows(keys, of_heads(config.kv_lora_rank))?,
+                    values: cut::rows(values, of_heads(config.v_head_dim))?,
+                },
+            },
             // Every rank has to choose the same tokens, so each has the whole indexer.
             indexer: attention.indexer.clone(),
             o: cut::columns(&attention.o, of_heads(config.v_head_dim))?,
@@ -185,20 +193,19 @@ mod tests {
         for rank in Rank::all(4) {
             let part =
                 Shard::new(&config, rank, ExpertSharing::Widths).layer(&weights.layers[1]).unwrap().attention;
-            assert_eq!(part.kv_b.rows, of_rank * (nope + value));
+            let [keys, kv_b] = part.keys_values.matrices();
+            let [whole_keys, whole_kv_b] = whole.keys_values.matrices();
+            assert_eq!(kv_b.rows, of_rank * (nope + value));
             for head in 0..of_rank {
                 let whole_head = rank.number() * of_rank + head;
                 for at in [0, nope - 1, nope, nope + value - 1] {
                     assert_eq!(
-                        row(&part.kv_b, head * (nope + value) + at),
-                        row(&whole.kv_b, whole_head * (nope + value) + at)
+                        row(kv_b, head * (nope + value) + at),
+                        row(whole_kv_b, whole_head * (nope + value) + at)
                     );
                 }
                 let latent = config.kv_lora_rank;
-                assert_eq!(
-                    row(&part.k_b_transposed, head * latent + 7),
-                    row(&whole.k_b_transposed, whole_head * latent + 7)
-                );
+                assert_eq!(row(keys, head * latent + 7), row(whole_keys, whole_head * latent + 7));
                 let columns = row(&whole.o, 3)[whole_head * value..][..value].to_vec();
                 assert_eq!(row(&part.o, 3)[head * value..][..value].to_vec(), columns);
             }

@@ -3,7 +3,7 @@
 use lucid_checkpoint::{Config, Matrix, Packed};
 
 use super::Dose;
-use crate::weights::{FeedForward, Layer, Query, Weights, transpose_keys};
+use crate::weights::{FeedForward, KeysAndValues, Layer, Query, Weights};
 
 /// A projection that layers have in the same shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,8 +93,8 @@ pub(super) fn overwrite(dose: &Dose, config: &Config, weights: &mut Weights) -> 
         if projection == Projection::KeysAndValues {
             let (nope, value) = (config.qk_nope_head_dim, config.v_head_dim);
             let attention = &mut layer.attention;
-            attention.k_b_transposed =
-                transpose_keys(&attention.kv_b, config.num_attention_heads, nope, value);
+            let kv_b = attention.keys_values.to_joined();
+            attention.keys_values = KeysAndValues::joined(kv_b, config.num_attention_heads, nope, value);
         }
     }
     changed
@@ -108,7 +108,7 @@ fn matrices(layer: &mut Layer, projection: Projection) -> Vec<&mut Matrix> {
         (Projection::Query, Query::Direct(q), _) => vec![q],
         (Projection::QueryUp, Query::Latent { q_b, .. }, _) => vec![q_b],
         (Projection::Latent, ..) => vec![&mut attention.kv_a],
-        (Projection::KeysAndValues, ..) => vec![&mut attention.kv_b],
+        (Projection::KeysAndValues, ..) => vec![attention.keys_values.join()],
         (Projection::Output, ..) => vec![&mut attention.o],
         (Projection::Router, _, FeedForward::Experts(experts)) => vec![&mut experts.router],
         (Projection::Gate, _, FeedForward::Dense(mlp)) => vec![&mut mlp.gate],

@@ -156,7 +156,7 @@ fn kv_b_shards(dose: &Dose, config: &Config, weights: &mut Weights) -> bool {
     let mut changed = false;
     for layer in weights.layers.iter_mut().take(dose.layers.end).skip(dose.layers.start) {
         let attention = &mut layer.attention;
-        for matrix in [&mut attention.kv_b, &mut attention.k_b_transposed] {
+        for matrix in attention.keys_values.matrices_mut() {
             changed |= rotate_rows(matrix, shard * (matrix.rows / heads));
         }
     }

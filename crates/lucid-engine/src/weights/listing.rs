@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use lucid_checkpoint::{Bytes, Config, Matrix, Packed};
 
-use super::{Loader, Tensors, Weights};
+use super::{KeysAndValues, Loader, Tensors, Weights};
 use crate::Error;
 
 /// A tensor's name and dimensions, slowest first. Matrices may be stored in any layout; these are the decoded ones.
@@ -28,8 +28,12 @@ impl Tensors for Listing {
         self
     }
 
-    fn transposed_keys(&self, kv_b: &Matrix, _heads: usize, _nope: usize, _value: usize) -> Matrix {
-        kv_b.clone()
+    fn keys_and_values(&self, _at: &str) -> Result<Option<[Matrix; 2]>, Error> {
+        Ok(None)
+    }
+
+    fn joined(&self, kv_b: Matrix, _heads: usize, _nope: usize, _value: usize) -> KeysAndValues {
+        KeysAndValues::Joined { keys: kv_b.clone(), kv_b }
     }
 }
 

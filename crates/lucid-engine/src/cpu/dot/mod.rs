@@ -40,7 +40,7 @@ mod super_blocks;
 mod tests;
 
 use super::aligned::Aligned;
-use super::row::Rows;
+use super::row::{Rows, Stored};
 use super::unit::Unit;
 
 /// Lanes of one chain.
@@ -99,6 +99,35 @@ pub fn dot_plain(rows: &Rows<'_>, row: usize, x: &[f32]) -> f32 {
 pub(super) fn sum_lanes(l: [f32; LANES]) -> f32 {
     let e: [f32; 8] = std::array::from_fn(|i| l[i] + l[i + 8]);
     ((e[0] + e[4]) + (e[2] + e[6])) + ((e[1] + e[5]) + (e[3] + e[7]))
+}
+
+/// Decodes all rows into `out` `[count, cols]`: the bits of `Matrix::decode_row`, in vectors where a kernel reads the layout.
+///
+/// # Panics
+/// When `out` is shorter than the rows.
+pub fn decode(rows: &Rows<'_>, scratch: &mut Scratch, out: &mut [f32]) {
+    let out = &mut out[..rows.count * rows.cols];
+    let Stored::Decoded { matrix, first_row } = rows.stored else {
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = rows.value(i / rows.cols, i % rows.cols);
+        }
+        return;
+    };
+    // SAFETY: the processor has its best unit.
+    let decoded = unsafe {
+        match Unit::best() {
+            #[cfg(target_arch = "x86_64")]
+            Unit::Avx512 => avx512::decode_packed(rows, &mut scratch.scales, out),
+            #[cfg(target_arch = "x86_64")]
+            Unit::Avx2 => avx2::decode_packed(rows, &mut scratch.scales, out),
+            _ => false,
+        }
+    };
+    if !decoded {
+        for (row, out) in out.chunks_exact_mut(rows.cols).enumerate() {
+            matrix.decode_row(first_row + row, out);
+        }
+    }
 }
 
 /// The products of all `rows` with `tokens` vectors; `x(t)` gives a vector of at least `rows.cols` values.

@@ -15,11 +15,14 @@ use super::{BLOCK, Shape, Shared};
 use crate::cpu::aligned::Aligned;
 use crate::cpu::attention::Span;
 use crate::cpu::cache::LatentCache;
-use crate::cpu::matmul::{Inputs, OutputBuffer, Product, panel, tasks_of};
+use crate::cpu::dot::{Target, decode, dots};
+use crate::cpu::matmul::{Inputs, OutputBuffer, PANEL_ROWS, Product, SCRATCH, panel, tasks_of};
+use crate::cpu::row::Rows;
 use crate::cpu::threads::Threads;
 use crate::cpu::unit::Unit;
 use crate::cpu::vectorize::vectorized;
 use crate::kv_cache::{PAGE_TOKENS, PageId};
+use crate::weights::KeysAndValues;
 
 /// Buffers; they grow to the longest prompt's and stay. What lies behind a span's last position is left over from others.
 #[derive(Default)]
@@ -28,6 +31,7 @@ pub(super) struct Keys {
     rotated: Aligned<f32>, // [pages, PAGE_TOKENS / B, rope, B], B as `side_by_side` says: the columns that all heads share
     keys: Aligned<f32>,    // [heads of a group, pages, PAGE_TOKENS / B, nope, B]
     values: Aligned<f32>,  // [heads of a group, pages, value / B, PAGE_TOKENS, B]
+    weights: Aligned<f32>, // [heads of a group, nope + value, latent]: rows of `kv_b`, where it is stored in halves
     pages: Vec<Page>,      // of all spans, one after the other
 }
 
@@ -99,35 +103,55 @@ impl Keys {
         begins
     }
 
-    /// Bytes of keys and values of a head.
+    /// Bytes of keys and values of a head, and of the rows that they may be computed with.
     pub(super) fn head_bytes(&self, shape: Shape) -> usize {
-        4 * self.pages.len() * PAGE_TOKENS * (shape.nope + shape.value.next_multiple_of(side_by_side()))
+        let keys_and_values = shape.nope + shape.value.next_multiple_of(side_by_side());
+        4 * (self.pages.len() * PAGE_TOKENS * keys_and_values + shape.latent * (shape.nope + shape.value))
     }
 
-    /// Computes keys and values of some heads. `kv_b` `[heads (nope + value), latent]`.
-    pub(super) fn expand(&mut self, threads: &mut Threads, shape: Shape, kv_b: &Matrix, heads: Range<usize>) {
-        let (nope, value, width) = (shape.nope, shape.value, shape.latent + shape.rope);
+    /// Computes keys and values of some heads.
+    pub(super) fn expand(
+        &mut self,
+        threads: &mut Threads,
+        shape: Shape,
+        projection: &KeysAndValues,
+        heads: Range<usize>,
+    ) {
+        let (nope, value, latent) = (shape.nope, shape.value, shape.latent);
+        let width = latent + shape.rope;
         let (pages, values_len) = (self.pages.len(), PAGE_TOKENS * value.next_multiple_of(side_by_side()));
         self.keys.grow(heads.len() * pages * nope * PAGE_TOKENS, 0.0);
         self.values.grow(heads.len() * pages * values_len, 0.0);
+        if let KeysAndValues::Split { keys, values } = projection {
+            self.join(threads, shape, [keys, values], heads.clone());
+        }
         let (keys, values) = (Shared::new(&mut self.keys), Shared::new(&mut self.values));
-        let entries = &self.entries;
+        let (entries, weights) = (&self.entries, &self.weights);
         threads.for_each(heads.len() * pages, |task| {
-            let page = task % pages;
-            let first = (heads.start + task / pages) * (nope + value);
+            let (page, head) = (task % pages, task / pages);
             let count = self.pages[page].count;
             let inputs =
                 Inputs::Strided { values: entries, start: page * PAGE_TOKENS * width, stride: width };
-            let multiply = |rows: Range<usize>, out: &mut [f32]| {
-                // SAFETY: one output, dense, in a buffer of its own.
-                let outputs = unsafe { OutputBuffer::new(out).rows(0, rows.len(), count, rows.len()) };
-                let product = Product { weight: kv_b, rows, inputs, count, outputs };
-                (0..tasks_of(&product)).for_each(|task| panel(&product, task));
+            // Some rows of the head's N + V.
+            let multiply = |rows: Range<usize>, out: &mut [f32]| match projection {
+                KeysAndValues::Joined { kv_b, .. } => {
+                    let first = (heads.start + head) * (nope + value);
+                    let rows = first + rows.start..first + rows.end;
+                    // SAFETY: one output, dense, in a buffer of its own.
+                    let outputs = unsafe { OutputBuffer::new(out).rows(0, rows.len(), count, rows.len()) };
+                    let product = Product { weight: kv_b, rows, inputs, count, outputs };
+                    (0..tasks_of(&product)).for_each(|task| panel(&product, task));
+                }
+                KeysAndValues::Split { .. } => {
+                    let first = head * (nope + value);
+                    let weights = &weights[(first + rows.start) * latent..(first + rows.end) * latent];
+                    multiply_numbers(weights, latent, inputs, count, out);
+                }
             };
             BLOCK.with_borrow_mut(|block| {
                 let straight = &mut block.page;
                 straight.grow(PAGE_TOKENS * nope.max(value), 0.0);
-                multiply(first..first + nope, straight);
+                multiply(0..nope, straight);
                 // SAFETY: a page of a head belongs to one task.
                 let (keys, values) = unsafe {
                     (
@@ -136,8 +160,30 @@ impl Keys {
                     )
                 };
                 turn(&straight[..count * nope], nope, 0, side_by_side(), keys);
-                multiply(first + nope..first + nope + value, straight);
+                multiply(nope..nope + value, straight);
                 cut(&straight[..count * value], value, side_by_side(), values);
+            });
+        });
+    }
+
+    /// Decodes some heads' halves `[A L, N]` and `[A V, L]` to rows `[N + V, L]`.
+    fn join(&mut self, threads: &mut Threads, shape: Shape, halves: [&Matrix; 2], heads: Range<usize>) {
+        let (nope, value, latent) = (shape.nope, shape.value, shape.latent);
+        let size = (nope + value) * latent;
+        self.weights.grow(heads.len() * size, 0.0);
+        let weights = Shared::new(&mut self.weights);
+        let [keys, values] = halves;
+        threads.for_each(heads.len(), |task| {
+            let head = heads.start + task;
+            // SAFETY: a head belongs to one task.
+            let (of_keys, of_values) = unsafe { weights.part(task * size, size) }.split_at_mut(nope * latent);
+            BLOCK.with_borrow_mut(|block| {
+                let straight = &mut block.page;
+                straight.grow(latent * nope, 0.0);
+                let scratch = &mut block.scratch;
+                decode(&Rows::of(keys, head * latent..(head + 1) * latent), scratch, straight);
+                turn(&straight[..latent * nope], nope, 0, latent, of_keys);
+                decode(&Rows::of(values, head * value..(head + 1) * value), scratch, of_values);
             });
         });
     }
@@ -155,6 +201,21 @@ impl Keys {
             values: &self.values[part(number, shape.value.next_multiple_of(side_by_side()))],
         }
     }
+}
+
+/// `out` `[count, rows]`: rows `[_, latent]` of numbers by `count` vectors.
+fn multiply_numbers(weights: &[f32], latent: usize, inputs: Inputs<'_>, count: usize, out: &mut [f32]) {
+    let rows = weights.len() / latent;
+    assert!(out.len() >= count * rows, "output leaves its buffer");
+    SCRATCH.with_borrow_mut(|scratch| {
+        for first in (0..rows).step_by(PANEL_ROWS) {
+            let last = rows.min(first + PANEL_ROWS);
+            let panel = Rows::f32s(&weights[first * latent..last * latent], latent);
+            let target = Target { at: out[first..].as_mut_ptr(), stride: rows, scale: 1.0 };
+            // SAFETY: `out` has room for every vector and row, and is this task's own.
+            unsafe { dots(panel, count, |t| inputs.vector(t, latent), scratch, target) };
+        }
+    });
 }
 
 vectorized! {

@@ -17,15 +17,16 @@ use std::ops::Range;
 
 pub use keys::side_by_side;
 use keys::{HeadPage, Keys};
-use lucid_checkpoint::Matrix;
 
 use crate::cpu::aligned::Aligned;
 use crate::cpu::attention::Span;
 use crate::cpu::cache::{Entries, LatentCache};
+use crate::cpu::dot::Scratch;
 use crate::cpu::softmax::{Softmax, scale};
 use crate::cpu::threads::Threads;
 use crate::cpu::weighted_sum::{Sizes, weighted_sum};
 use crate::kv_cache::PAGE_TOKENS;
+use crate::weights::KeysAndValues;
 
 /// Queries that one task holds: a page of keys and values is read once for all of them, and their sums stay in the core's own
 /// cache. A multiple of the widest tile, 12.
@@ -71,6 +72,7 @@ struct Block {
     scores: Aligned<f32>,  // [queries, PAGE_TOKENS]
     softmax: Softmax,
     accumulated: Aligned<f32>, // [queries, value]
+    scratch: Scratch,
 }
 
 thread_local! {
@@ -120,7 +122,7 @@ struct Piece<'a> {
 impl Expanded {
     /// For each row and head `Σ_t p_t v_t`, over rows of prompts.
     ///
-    /// `queries` `[rows, heads, nope + rope]`, `kv_b` `[heads (nope + value), latent]`, `out` `[rows, heads, value]`.
+    /// `queries` `[rows, heads, nope + rope]`, `out` `[rows, heads, value]`.
     ///
     /// # Panics
     /// When a buffer is too small.
@@ -131,7 +133,7 @@ impl Expanded {
         cache: &LatentCache,
         layer: usize,
         shape: Shape,
-        kv_b: &Matrix,
+        projection: &KeysAndValues,
         spans: &[Span<'_>],
         queries: &[f32],
         out: &mut [f32],
@@ -142,7 +144,7 @@ impl Expanded {
         let group = (MOST_BYTES / self.keys.head_bytes(shape).max(1)).clamp(1, shape.heads);
         for first in (0..shape.heads).step_by(group) {
             let heads = first..shape.heads.min(first + group);
-            self.keys.expand(threads, shape, kv_b, heads.clone());
+            self.keys.expand(threads, shape, projection, heads.clone());
             threads.for_each(blocks * heads.len(), |task| {
                 // Late blocks see the most, so they go first.
                 let (mut block, index) = (blocks - 1 - task / heads.len(), task % heads.len());

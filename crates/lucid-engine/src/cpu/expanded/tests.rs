@@ -1,13 +1,14 @@
 //! The expanded form against the formula, against the absorbed form, and against itself in other cuts.
 
-use lucid_checkpoint::{Bytes, Packed};
+use lucid_checkpoint::gguf::BlockType;
+use lucid_checkpoint::{Bytes, Matrix, Packed};
 
 use super::*;
 use crate::KvCacheDtype;
 use crate::cpu::attention;
 use crate::cpu::row::Rows;
 use crate::kv_cache::{PageId, PagePool};
-use crate::weights::transpose_keys;
+use crate::weights::KeysAndValues;
 
 fn values(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
@@ -32,7 +33,7 @@ struct Sequences {
     entries: [Vec<f32>; 2],
     /// `[tokens, heads, nope + rope]`
     queries: [Vec<f32>; 2],
-    kv_b: Matrix,
+    projection: KeysAndValues,
     shape: Shape,
 }
 
@@ -57,7 +58,8 @@ fn sequences(shape: Shape) -> Sequences {
     }
     let queries = [0, 1].map(|i| values(TOKENS[i] * shape.heads * (shape.nope + shape.rope), 7 + i as u32));
     let kv_b = matrix(shape.heads * (shape.nope + shape.value), shape.latent, 11);
-    Sequences { cache, pages, entries, queries, kv_b, shape }
+    let projection = KeysAndValues::joined(kv_b, shape.heads, shape.nope, shape.value);
+    Sequences { cache, pages, entries, queries, projection, shape }
 }
 
 impl Sequences {
@@ -69,7 +71,7 @@ impl Sequences {
         let mut out = Vec::new();
         let entry = |t: usize| &self.entries[sequence][t * width..(t + 1) * width];
         let mut project = |index: usize, t: usize| -> f64 {
-            self.kv_b.decode_row(index, &mut row);
+            self.projection.to_joined().decode_row(index, &mut row);
             row.iter().zip(entry(t)).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
         };
         let mut keys = vec![Vec::new(); heads];
@@ -125,7 +127,7 @@ impl Sequences {
                 &self.cache,
                 0,
                 self.shape,
-                &self.kv_b,
+                &self.projection,
                 &spans,
                 &queries,
                 &mut step,
@@ -146,14 +148,15 @@ impl Sequences {
         let Shape { heads, latent, nope, rope, value, scale } = self.shape;
         let (count, width, key) = (TOKENS[sequence], latent + rope, nope + rope);
         let mut threads = Threads::new(1).unwrap();
-        let transposed = transpose_keys(&self.kv_b, heads, nope, value);
+        let transposed = self.projection.keys();
+        let (weight, values) = self.projection.values(nope, value);
         let dot = |weight: &Matrix, row: usize, x: &[f32]| {
             crate::cpu::dot::dot_plain(&Rows::of(weight, row..row + 1), 0, x)
         };
         let mut queries = Vec::new();
         for (i, query) in self.queries[sequence].chunks_exact(key).enumerate() {
             let first = i % heads * latent;
-            queries.extend((0..latent).map(|l| dot(&transposed, first + l, &query[..nope])));
+            queries.extend((0..latent).map(|l| dot(transposed, first + l, &query[..nope])));
             queries.extend_from_slice(&query[nope..]);
         }
         assert_eq!(queries.len(), count * heads * width);
@@ -163,8 +166,7 @@ impl Sequences {
         attention::attend(&mut threads, &self.cache, 0, shape, &[span], &queries, &mut sums);
         let mut out = Vec::new();
         for (i, sum) in sums.chunks_exact(latent).enumerate() {
-            let first = i % heads * (nope + value) + nope;
-            out.extend((0..value).map(|v| dot(&self.kv_b, first + v, sum)));
+            out.extend(values(i % heads).map(|row| dot(weight, row, sum)));
         }
         out
     }
@@ -205,5 +207,45 @@ fn the_cut_does_not_change_a_bit() {
         for (whole, cut) in whole.iter().flatten().zip(cut.iter().flatten()) {
             assert_eq!(whole.to_bits(), cut.to_bits(), "{threads} threads");
         }
+    }
+}
+
+/// Halves of a GGUF file, multiplied as they are stored, give the bits of the joined matrix.
+#[test]
+fn quantized_halves_have_the_bits_of_one_matrix() {
+    let shape = Shape { heads: 3, latent: 64, nope: 32, rope: 16, value: 64, scale: 0.2 };
+    let Shape { heads, latent, nope, value, .. } = shape;
+    let quantized = |block: BlockType, rows: usize, cols: usize, scale: u8| {
+        let (count, bytes) = (rows * cols / block.elements(), block.bytes());
+        // A binary16 scale first in every block of these types: 0.05 to 0.1.
+        let block_of = |i: usize| {
+            (0..bytes).map(move |at| match at {
+                0 => (i * 37) as u8,
+                1 => scale,
+                _ => (i * 31 + at * 7) as u8,
+            })
+        };
+        let bytes: Vec<u8> = (0..count).flat_map(block_of).collect();
+        let packed = Packed::Gguf { block, bytes: Bytes::from(bytes), scale: 1.0 };
+        Matrix { name: block.as_str().to_owned(), rows, cols, packed }
+    };
+    let mut sequences = sequences(shape);
+    for (of_keys, of_values) in [(BlockType::Q8_0, BlockType::Q8_0), (BlockType::Q5_0, BlockType::Q4_0)] {
+        let keys = quantized(of_keys, heads * latent, nope, 0x1e);
+        let values = quantized(of_values, heads * value, latent, 0x1f);
+        let split = KeysAndValues::Split { keys, values };
+        let joined = KeysAndValues::joined(split.to_joined(), heads, nope, value);
+        let run = |sequences: &Sequences| (sequences.expanded(2, &[70, TOKENS[0]]), sequences.absorbed(0));
+        sequences.projection = joined;
+        let (prompts, answers) = run(&sequences);
+        sequences.projection = split;
+        let (prompts_of_halves, answers_of_halves) = run(&sequences);
+        for (a, b) in prompts.iter().flatten().zip(prompts_of_halves.iter().flatten()) {
+            assert_eq!(a.to_bits(), b.to_bits(), "{of_keys}");
+        }
+        for (a, b) in answers.iter().zip(&answers_of_halves) {
+            assert_eq!(a.to_bits(), b.to_bits(), "{of_values}");
+        }
+        assert!(prompts.iter().flatten().all(|x| x.is_finite() && *x != 0.0));
     }
 }

@@ -166,7 +166,16 @@ impl CpuModel {
             scale: self.softmax_scale,
         };
         let (threads, s) = (&mut self.threads, &mut self.scratch);
-        s.expanded.attend(threads, cache, layer, shape, &weights.kv_b, prompts, &s.query, &mut s.heads);
+        s.expanded.attend(
+            threads,
+            cache,
+            layer,
+            shape,
+            &weights.keys_values,
+            prompts,
+            &s.query,
+            &mut s.heads,
+        );
     }
 
     /// Fills `heads` for rows of answers: `q̃_h = UK_hᵀ q_h`, then `Σ_t p_t c_t`, then `UV_h` of it.
@@ -190,7 +199,7 @@ impl CpuModel {
 
         let keys = |h: usize| h * latent..(h + 1) * latent;
         let (from, to) = ((&s.query[..], head), (&mut s.absorbed[..], width));
-        by_heads(&weights.k_b_transposed, keys, heads, &s.runs, from, to, &mut products);
+        by_heads(weights.keys_values.keys(), keys, heads, &s.runs, from, to, &mut products);
         multiply(threads, &products);
         let mut products = recycled(products);
         for rows in &s.runs {
@@ -211,9 +220,9 @@ impl CpuModel {
             }
         }
 
-        let values = |h: usize| h * (nope + value) + nope..(h + 1) * (nope + value);
+        let (weight, values) = weights.keys_values.values(nope, value);
         let (from, to) = ((&s.latent[..], latent), (&mut s.heads[..], value));
-        by_heads(&weights.kv_b, values, heads, &s.runs, from, to, &mut products);
+        by_heads(weight, values, heads, &s.runs, from, to, &mut products);
         multiply(threads, &products);
         s.products = recycled(products);
     }
