@@ -80,12 +80,14 @@ pub fn part_of_blocks(name: &str) -> Option<Part> {
         .find(|part| part.iter().any(|(file, _)| file.strip_prefix("gguf_") == Some(&format!("{name}.cu"))))
 }
 
-const BLOCK_PARTS: [Part; 5] = [
+const BLOCK_PARTS: [Part; 7] = [
     &sources!["gguf_q8_0.cu"],
     &sources!["gguf_q5_0.cu"],
     &sources!["gguf_q4_k.cu"],
     &sources!["gguf_q5_k.cu"],
     &sources!["gguf_q6_k.cu"],
+    &sources!["gguf_q5_1.cu"],
+    &sources!["gguf_iq4_xs.cu"],
 ];
 
 /// What to do when the compiler is missing.

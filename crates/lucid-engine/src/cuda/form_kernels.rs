@@ -52,7 +52,7 @@ pub struct Widths {
 #[must_use]
 pub fn widths_of_blocks(name: &str) -> Widths {
     match name {
-        "q8_0" | "q5_0" => Widths { products: 96, experts: &[32, 64, 96] },
+        "q8_0" | "q5_0" | "iq4_xs" => Widths { products: 96, experts: &[32, 64, 96] },
         _ => Widths { products: 64, experts: &[32, 64] },
     }
 }
@@ -102,6 +102,8 @@ fn whole_shape(form: &str) -> Option<(usize, usize)> {
         // With tables of scales and minima behind them.
         "q4_k" => (20, 2 * 4 * 1_216 + 2 * 512),
         "q5_k" => (16, 2 * 4 * 1_472 + 2 * 512),
+        "q5_1" => (16, 2 * 4 * 1_536 + 2 * 512),
+        "iq4_xs" => (16, 3 * 2 * 2_304),
         "q4_k_q6_k" | "q5_k_q6_k" => (16, 3 * 2 * 1_696 + 2 * 512),
         "q6_k" => (16, 2 * 4 * 1_696),
         _ => return None,

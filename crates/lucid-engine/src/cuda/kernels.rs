@@ -18,7 +18,7 @@ macro_rules! kernels {
             /// Those for each form of weights of safetensors' checkpoints.
             forms: [FormKernels; 4],
             /// And of GGUF's: only those that a model has are loaded.
-            blocks: [OnceLock<FormKernels>; 5],
+            blocks: [OnceLock<FormKernels>; 7],
             /// Keeps their programs loaded.
             block_modules: Mutex<Vec<Module>>,
             sizes: Sizes,
@@ -89,7 +89,11 @@ kernels!(
     tile_q4_k,
     tile_q5_k,
     tile_q6_k,
+    tile_q5_1,
+    tile_iq4_xs,
     tile_q4_0,
+    tile_q4_1,
+    tile_mxfp4,
     tile_iq4_nl,
     tile_q3_k,
     tile_nvfp4_blocks,
@@ -203,6 +207,8 @@ impl Kernels {
             Layout::Q4K => 2,
             Layout::Q5K => 3,
             Layout::Q6K => 4,
+            Layout::Q5_1 => 5,
+            Layout::Iq4Xs => 6,
             _ => return None,
         };
         Some((layout.block_kernels()?, &self.blocks[place]))

@@ -25,6 +25,9 @@ pub enum Layout {
     Q4K = 13,
     Q5K = 14,
     Q6K = 15,
+    Q5_1 = 22,
+    Iq4Xs = 23,
+    Q2K = 24,
 }
 
 impl Layout {
@@ -47,6 +50,8 @@ impl Layout {
             Layout::Q4K => "q4_k",
             Layout::Q5K => "q5_k",
             Layout::Q6K => "q6_k",
+            Layout::Q5_1 => "q5_1",
+            Layout::Iq4Xs => "iq4_xs",
             _ => return None,
         })
     }
@@ -95,6 +100,8 @@ impl Layout {
             Layout::Q4K => cols / 128 * (1_024 + 192),
             Layout::Q5K => cols / 128 * (1_280 + 192),
             Layout::Q6K => cols / 128 * (1_536 + 160),
+            Layout::Q5_1 => cols / 128 * (1_280 + 256),
+            Layout::Iq4Xs => cols / 128 * (2_048 + 256),
             Layout::F32 => cols / 32 * 3 * 1_024,
             _ => cols / 32 * 1_024,
         };
@@ -105,8 +112,10 @@ impl Layout {
     #[must_use]
     pub fn slices(self, cols: usize, warps: usize) -> usize {
         let (step, steps_per_warp) = match self {
-            Layout::Nvfp4 | Layout::Int4 | Layout::Q5_0 | Layout::Q4K | Layout::Q5K => (128, 14),
-            Layout::F8Blocks | Layout::Q8_0 | Layout::Q6K => (128, 7),
+            Layout::Nvfp4 | Layout::Int4 | Layout::Q5_0 | Layout::Q5_1 | Layout::Q4K | Layout::Q5K => {
+                (128, 14)
+            }
+            Layout::F8Blocks | Layout::Q8_0 | Layout::Iq4Xs | Layout::Q6K => (128, 7),
             // So few are in the rings before vectors come.
             _ if cols <= 512 => (32, 4),
             _ => (32, 8),
@@ -170,11 +179,15 @@ fn gguf_layout(block: BlockType, cols: usize) -> Option<(Layout, Option<BlockTyp
         BlockType::Q4_K => as_it_is(Layout::Q4K),
         BlockType::Q5_K => as_it_is(Layout::Q5K),
         BlockType::Q6_K => as_it_is(Layout::Q6K),
+        BlockType::Q5_1 => as_it_is(Layout::Q5_1),
+        BlockType::IQ4_XS => as_it_is(Layout::Iq4Xs),
+        BlockType::Q2_K => as_it_is(Layout::Q2K),
+        BlockType::Q4_1 => in_tiles(Layout::Q5_1),
+        BlockType::MXFP4 => in_tiles(Layout::Iq4Xs),
         BlockType::Q4_0 => in_tiles(Layout::Q5_0),
         BlockType::IQ4_NL => in_tiles(Layout::Q8_0),
         BlockType::Q3_K => in_tiles(Layout::Q6K),
         BlockType::NVFP4 => in_tiles(Layout::Nvfp4),
-        _ => None,
     }
 }
 
@@ -222,6 +235,6 @@ pub fn check_layout(matrix: &Matrix) -> Result<(), Error> {
     Err(Error::Unsupported {
         what: format!("tensor {}, stored as {problem}, on a GPU,", matrix.name),
         hint: "run it on the CPU, or use a checkpoint in NVFP4, BF16, INT4 with BF16 scales for 32 columns, E4M3 in blocks of 128 by \
-               128, or Q8_0, Q5_0, Q4_K, Q5_K or Q6_K (with multiples of 128 columns Q4_0, Q3_K, IQ4_NL and GGUF's NVFP4, too)",
+               128, or in GGUF's blocks (Q4_0, Q4_1, Q3_K, IQ4_NL, MXFP4 and NVFP4 need rows of multiples of 128 values)",
     })
 }

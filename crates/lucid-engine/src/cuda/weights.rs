@@ -93,6 +93,8 @@ fn tile(
         _ if repacked == Some(BlockType::Q4_0) => kernels.tile_q4_0,
         _ if repacked == Some(BlockType::IQ4_NL) => kernels.tile_iq4_nl,
         _ if repacked == Some(BlockType::Q3_K) => kernels.tile_q3_k,
+        _ if repacked == Some(BlockType::Q4_1) => kernels.tile_q4_1,
+        _ if repacked == Some(BlockType::MXFP4) => kernels.tile_mxfp4,
         _ if repacked == Some(BlockType::NVFP4) => kernels.tile_nvfp4_blocks,
         Layout::Nvfp4 => kernels.tile_nvfp4,
         Layout::Int4 => kernels.tile_int4,
@@ -103,6 +105,8 @@ fn tile(
         Layout::Q4K => kernels.tile_q4_k,
         Layout::Q5K => kernels.tile_q5_k,
         Layout::Q6K => kernels.tile_q6_k,
+        Layout::Q5_1 => kernels.tile_q5_1,
+        Layout::Iq4Xs => kernels.tile_iq4_xs,
         _ => return launch!(gpu, kernels.tile_bf16, (blocks, 1, 1), 256, 0; values, rows, cols, tiles),
     };
     launch!(gpu, kernel, (blocks, 1, 1), 256, 0; values, scales, rows, cols, tiles)

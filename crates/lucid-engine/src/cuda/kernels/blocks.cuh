@@ -142,6 +142,70 @@ struct BlocksQ5_0 : ScaleOf32 {
     static __device__ __forceinline__ void put_scales(u8* scales, u32 row, const u8* b, u32) { put<BYTES>(scales, row, b); }
 };
 
+// A binary16 scale and a binary16 number that is added, for 32 columns: [16 rows][4] pairs.
+struct PairOf32 {
+    static const int COLUMNS = 32, SCALE_BYTES = 256;
+    static const bool SIXTEENS = false;
+    struct Scales {
+        float scale, added;
+    };
+    static __device__ __forceinline__ Scales scales_of(const u8* b, u32) { return Scales{half_at(b), half_at(b + 2)}; }
+    static __device__ __forceinline__ Scales scales_in(const u8* scales, u32 row, u32 k) { return scales_of(scales + 16 * row + k / 32 * 4, 0); }
+    static __device__ __forceinline__ float value(Scales s, u32 code) { return s.scale * (float)code + s.added; }
+    template <int BYTES>
+    static __device__ __forceinline__ void put(u8* scales, u32 row, const u8* blocks) {
+        for (u32 i = 0; i < 4; i++) ((u32*)scales)[4 * row + i] = blocks ? *(const u32*)(blocks + BYTES * i) : 0;
+    }
+};
+struct BlocksQ5_1 : PairOf32 {
+    static const int BYTES = 24;
+    typedef FiveBits Codes;
+    static __device__ __forceinline__ u32 code(const u8* b, u32 i) {
+        return b[8 + i % 16] >> (i < 16 ? 0 : 4) & 15 | (b[4 + i / 8] >> i % 8 & 1) << 4;
+    }
+    static __device__ __forceinline__ void put_scales(u8* scales, u32 row, const u8* b, u32) { put<BYTES>(scales, row, b); }
+};
+
+// An f32 scale for 32 columns, which holds products of a binary16 factor and a few bits, and powers of two: [16 rows][4].
+struct WideScaleOf32 {
+    static const int SCALE_BYTES = 256;
+    static const bool SIXTEENS = false;
+    typedef float Scales;
+    static __device__ __forceinline__ Scales scales_in(const u8* scales, u32 row, u32 k) { return ((const float*)scales)[4 * row + k / 32]; }
+    static __device__ __forceinline__ float value(float scale, u32 code) { return scale * (float)(signed char)code; }
+};
+// The numbers that codes of IQ4_NL and IQ4_XS stand for.
+__device__ const signed char IQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+// A binary16 factor for 256 columns, of a scale of six bits for each 32.
+struct BlocksIq4Xs : WideScaleOf32 {
+    static const int COLUMNS = 256, BYTES = 136;
+    typedef EightBits Codes;
+    static __device__ __forceinline__ u32 code(const u8* b, u32 i) {
+        return (u8)IQ4[b[8 + i / 32 * 16 + i % 16] >> (i % 32 < 16 ? 0 : 4) & 15];
+    }
+    static __device__ __forceinline__ Scales scales_of(const u8* b, u32 i) {
+        u32 k = i / 32, high = *(const u16*)(b + 2) >> 2 * k & 3;
+        return half_at(b) * (float)((int)(b[4 + k / 2] >> k % 2 * 4 & 15 | high << 4) - 32);
+    }
+    static __device__ __forceinline__ void put_scales(u8* scales, u32 row, const u8* b, u32 first) {
+        for (u32 i = 0; i < 4; i++) ((float*)scales)[4 * row + i] = b ? scales_of(b, first + 32 * i) : 0.0f;
+    }
+};
+
+// Two binary16 factors for 256 columns, of four bits of scale and of minimum for each 16. Only read as stored, for no product here takes a
+// minimum for sixteen columns.
+struct BlocksQ2K {
+    static const int COLUMNS = 256, BYTES = 84;
+    struct Scales {
+        float scale, minimum;
+    };
+    static __device__ __forceinline__ u32 code(const u8* b, u32 i) { return b[16 + i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3; }
+    static __device__ __forceinline__ Scales scales_of(const u8* b, u32 i) {
+        return Scales{half_at(b + 80) * (float)(b[i / 16] & 15), half_at(b + 82) * (float)(b[i / 16] >> 4)};
+    }
+    static __device__ __forceinline__ float value(Scales s, u32 code) { return s.scale * (float)code - s.minimum; }
+};
+
 // Two binary16 factors for 256 columns, of six bits of scale and of minimum for each 32, which stand in twelve bytes.
 //   0: [16 rows] four bytes of scales, four of minima;  128: [16 rows] the factors
 struct FactorsOf256 {
@@ -213,15 +277,35 @@ struct BlocksQ6K {
     }
 };
 
-// Types that become the same values in another type's tiles, and are never read as stored: Q4_0 with codes of five bits, IQ4_NL with the
-// numbers that its codes stand for, Q3_K with codes of six bits.
+// Types that become the same values in another type's tiles, and are never read as stored: Q4_0 and Q4_1 with codes of five bits, IQ4_NL with
+// the numbers that its codes stand for, Q3_K with codes of six bits, MXFP4 with twice its numbers and half of its scale, a power of two.
 struct BlocksQ4_0 : ScaleOf32 {
     static const int BYTES = 18;
     typedef FiveBits Codes;
     static __device__ __forceinline__ u32 code(const u8* b, u32 i) { return 8 + (b[2 + i % 16] >> (i < 16 ? 0 : 4) & 15); }
     static __device__ __forceinline__ void put_scales(u8* scales, u32 row, const u8* b, u32) { put<BYTES>(scales, row, b); }
 };
-__device__ const signed char IQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+struct BlocksQ4_1 : PairOf32 {
+    static const int BYTES = 20;
+    typedef FiveBits Codes;
+    static __device__ __forceinline__ u32 code(const u8* b, u32 i) { return b[4 + i % 16] >> (i < 16 ? 0 : 4) & 15; }
+    static __device__ __forceinline__ void put_scales(u8* scales, u32 row, const u8* b, u32) { put<BYTES>(scales, row, b); }
+};
+struct BlocksMxfp4 : WideScaleOf32 {
+    static const int COLUMNS = 32, BYTES = 17;
+    typedef EightBits Codes;
+    static __device__ __forceinline__ u32 code(const u8* b, u32 i) {
+        u32 four = b[1 + i % 16] >> (i < 16 ? 0 : 4) & 15;
+        int twice = (int)(2.0f * e2m1_to_f32(four));
+        return (u8)twice;
+    }
+    static __device__ __forceinline__ void put_scales(u8* scales, u32 row, const u8* b, u32) {
+        for (u32 i = 0; i < 4; i++) {
+            u32 e = b ? b[BYTES * i] : 0, half = e < 2 ? 0x00200000u << e : (e - 1) << 23;
+            ((u32*)scales)[4 * row + i] = b ? half : 0;
+        }
+    }
+};
 struct BlocksIq4Nl : ScaleOf32 {
     static const int BYTES = 18;
     typedef EightBits Codes;

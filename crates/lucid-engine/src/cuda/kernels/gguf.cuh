@@ -163,6 +163,55 @@ struct BlocksOf32 : Blocks<Type, Pairs> {
     __device__ __forceinline__ float2 minimum(int, const Factors&) const { return make_float2(0.0f, 0.0f); }
 };
 
+// The same in f32.
+template <typename Type, typename Pairs>
+struct BlocksOfWide32 : Blocks<Type, Pairs> {
+    typedef Blocks<Type, Pairs> Base;
+    static const bool WITH_MINIMA = false;
+    float4 low_scales, high_scales;
+    __device__ __forceinline__ void load(const u8* low_tile, u32 low_half, const u8* high_tile, u32 high_half, u32 lane) {
+        Base::load_codes(low_tile, low_half, high_tile, high_half, lane);
+        low_scales = *(const float4*)scales_of_row<Base::CODE_BYTES>(low_tile, 0, low_half, lane, 16);
+        high_scales = *(const float4*)scales_of_row<Base::CODE_BYTES>(high_tile, 0, high_half, lane, 16);
+    }
+    __device__ __forceinline__ void load(const u8* tile, u32 lane) { load(tile, 0, tile, 1, lane); }
+    __device__ __forceinline__ float2 scale(int word, const Factors&, int = 0) const {
+        return make_float2((&low_scales.x)[word], (&high_scales.x)[word]);
+    }
+    __device__ __forceinline__ float2 minimum(int, const Factors&) const { return make_float2(0.0f, 0.0f); }
+};
+
+// A binary16 scale and a number that is added for 32 columns.
+template <typename Type, typename Pairs>
+struct BlocksOfPairs : Blocks<Type, Pairs> {
+    typedef Blocks<Type, Pairs> Base;
+    static const bool WITH_MINIMA = true;
+    static __device__ __forceinline__ float scale_of(u32 pair) { return f16_to_f32(pair); }
+    static __device__ __forceinline__ float minimum_of(u32 pair) { return fmaf(-Pairs::RAISED, scale_of(pair), f16_to_f32(pair >> 16)); }
+    // As those of 256.
+    static __device__ __forceinline__ void prepare(const u8* tile, u32 lane, const Factors&, float2* table) {
+        const uint2 two = ((const uint2*)(tile + Base::CODE_BYTES))[lane];
+        ((float4*)table)[lane] = make_float4(scale_of(two.x), minimum_of(two.x), scale_of(two.y), minimum_of(two.y));
+    }
+    uint4 low_pairs, high_pairs;
+    __device__ __forceinline__ void load(const u8* low_tile, u32 low_half, const u8* high_tile, u32 high_half, u32 lane) {
+        Base::load_codes(low_tile, low_half, high_tile, high_half, lane);
+        low_pairs = *(const uint4*)scales_of_row<Base::CODE_BYTES>(low_tile, 0, low_half, lane, 16);
+        high_pairs = *(const uint4*)scales_of_row<Base::CODE_BYTES>(high_tile, 0, high_half, lane, 16);
+    }
+    __device__ __forceinline__ void load(const u8* tile, u32 lane) { load(tile, 0, tile, 1, lane); }
+    __device__ __forceinline__ float2 scale(int word, const Factors&, int = 0) const {
+        return make_float2(scale_of((&low_pairs.x)[word]), scale_of((&high_pairs.x)[word]));
+    }
+    __device__ __forceinline__ float2 minimum(int word, const Factors&) const {
+        return make_float2(minimum_of((&low_pairs.x)[word]), minimum_of((&high_pairs.x)[word]));
+    }
+    __device__ __forceinline__ void both(int word, const Factors& by, float2& of_codes, float2& of_columns) const {
+        of_codes = scale(word, by);
+        of_columns = minimum(word, by);
+    }
+};
+
 // Factors of scales and minima for 256 columns.
 template <typename Type, typename Pairs>
 struct BlocksOf256 : Blocks<Type, Pairs> {
@@ -259,6 +308,12 @@ struct Q4K : BlocksOf256<BlocksQ4K, FourBitPairs> {
     static const int WHOLE_WARPS = 20;
 };
 struct Q5K : BlocksOf256<BlocksQ5K, FiveBitPairs> {
+    static const int WHOLE_WARPS = 16;
+};
+struct Q5One : BlocksOfPairs<BlocksQ5_1, FiveBitPairs> {
+    static const int WHOLE_WARPS = 16;
+};
+struct Iq4Xs : BlocksOfWide32<BlocksIq4Xs, EightBitPairs> {
     static const int WHOLE_WARPS = 16;
 };
 struct Q6K : BlocksOf16<BlocksQ6K, SixBitPairs> {

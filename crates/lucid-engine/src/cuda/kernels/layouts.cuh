@@ -23,7 +23,12 @@ enum {
     Q4_K_TILED = 18,
     Q5_K_TILED = 19,
     Q6_K_TILED = 20,
-    F32_TILED = 21
+    F32_TILED = 21,
+    Q5_1 = 22,
+    IQ4_XS = 23,
+    Q2_K = 24,
+    Q5_1_TILED = 27,
+    IQ4_XS_TILED = 28
 };
 
 // NVFP4 for the tensor-core kernels: the same bits in tiles of 16 rows by 128 columns, 1,152 bytes each, in the order in which a
@@ -135,6 +140,11 @@ __device__ __forceinline__ float decode(int layout, const u8* values, const u8* 
         case Q5_K_TILED: return decode_tiled_blocks<BlocksQ5K>(values, row, k, cols);
         case Q6_K: return decode_blocks<BlocksQ6K>(values, at);
         case Q6_K_TILED: return decode_tiled_blocks<BlocksQ6K>(values, row, k, cols);
+        case Q5_1: return decode_blocks<BlocksQ5_1>(values, at);
+        case Q5_1_TILED: return decode_tiled_blocks<BlocksQ5_1>(values, row, k, cols);
+        case IQ4_XS: return decode_blocks<BlocksIq4Xs>(values, at);
+        case IQ4_XS_TILED: return decode_tiled_blocks<BlocksIq4Xs>(values, row, k, cols);
+        case Q2_K: return decode_blocks<BlocksQ2K>(values, at);
         case F8_BLOCKS_TILED: return decode_f8_tiled(values, row, k, cols);
         default: return decode_tiled(values, row, k, cols);
     }

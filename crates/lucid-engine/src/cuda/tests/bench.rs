@@ -137,7 +137,15 @@ fn experts_in_other_forms_at_full_width() {
     let noise = Noise::new(&gpu);
     let copy = bandwidth(&gpu, &kernels, &noise);
     let plain = [(Layout::Nvfp4, 3), (Layout::Int4, 3), (Layout::F8Blocks, 2), (Layout::Bf16, 1)];
-    let blocks = [(Layout::Q4K, 3), (Layout::Q5_0, 2), (Layout::Q5K, 2), (Layout::Q6K, 2), (Layout::Q8_0, 2)];
+    let blocks = [
+        (Layout::Q4K, 3),
+        (Layout::Q5_0, 2),
+        (Layout::Q5_1, 2),
+        (Layout::Q5K, 2),
+        (Layout::Q6K, 2),
+        (Layout::Q8_0, 2),
+        (Layout::Iq4Xs, 2),
+    ];
     let alike = plain.into_iter().chain(blocks).map(|(layout, layers)| ((layout, layout), layers));
     // As Q4_K_M has it in many layers.
     let mixed = ((Layout::Q4K, Layout::Q6K), 2);

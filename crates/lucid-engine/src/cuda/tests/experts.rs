@@ -57,6 +57,11 @@ fn visits_match_f64(terms: usize, tolerance: f64) {
         (Layout::Q5K, 512, 256),
         (Layout::Q6K, 256, 512),
         (Layout::Q6K, 1_792, 256),
+        (Layout::Q5_1, 256, 384),
+        (Layout::Q5_1, 1_024, 288),
+        (Layout::Iq4Xs, 256, 256),
+        (Layout::Iq4Xs, 1_792, 256),
+        (Layout::Q2K, 256, 256),
     ];
     // Down in more bits, as llama.cpp's mixtures have it.
     let mixed = [(Layout::Q4K, 512, 256), (Layout::Q5K, 256, 1_024)];

@@ -95,6 +95,10 @@ impl Noise {
                 // Scales for 32 columns, by how many bits codes have.
                 Layout::Q8_0 => halves(&mut tile[2_048..], &[0x2900]),
                 Layout::Q5_0 => halves(&mut tile[1_280..], &[0x3400]),
+                // With what takes their mean off.
+                Layout::Q5_1 => halves(&mut tile[1_280..], &[0x3400, 0xc3c0]),
+                // f32, 2^-5.
+                Layout::Iq4Xs => halves(&mut tile[2_048..], &[0, 0x3d00]),
                 // Six bits of scale and minimum; factors, so that values have no mean.
                 Layout::Q4K | Layout::Q5K => {
                     let (codes, factors) = match layout {

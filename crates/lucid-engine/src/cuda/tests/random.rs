@@ -98,6 +98,9 @@ pub fn matrix(layout: Layout, rows: usize, cols: usize, seed: u64) -> Matrix {
         Layout::Q4K => blocks(&mut random, BlockType::Q4_K, len, &[0, 2]),
         Layout::Q5K => blocks(&mut random, BlockType::Q5_K, len, &[0, 2]),
         Layout::Q6K => blocks(&mut random, BlockType::Q6_K, len, &[208]),
+        Layout::Q5_1 => blocks(&mut random, BlockType::Q5_1, len, &[0, 2]),
+        Layout::Iq4Xs => blocks(&mut random, BlockType::IQ4_XS, len, &[0]),
+        Layout::Q2K => blocks(&mut random, BlockType::Q2_K, len, &[80, 82]),
     };
     Matrix { name: format!("random {}", layout as i32), rows, cols, packed }
 }
@@ -107,16 +110,27 @@ pub fn repacked(block: BlockType, rows: usize, cols: usize, seed: u64) -> Matrix
     let mut random = Random::new(seed);
     let at: &[usize] = match block {
         BlockType::Q4_0 | BlockType::IQ4_NL => &[0],
+        BlockType::Q4_1 => &[0, 2],
         BlockType::Q3_K => &[108],
-        // Its scales are E4M3: any byte is one.
+        // Their scales are E4M3, or powers of two: any byte is one.
         _ => &[],
     };
-    Matrix {
-        name: format!("random {block}"),
-        rows,
-        cols,
-        packed: blocks(&mut random, block, rows * cols, at),
+    let mut packed = blocks(&mut random, block, rows * cols, at);
+    if let (BlockType::MXFP4, Packed::Gguf { bytes, .. }) = (block, &mut packed) {
+        // From 2^-17 to 2^-2, and one so small that f32 holds it as a subnormal.
+        let powers = |(i, byte): (usize, u8)| match i % block.bytes() {
+            0 => {
+                if i == 0 {
+                    1
+                } else {
+                    110 + byte % 16
+                }
+            }
+            _ => byte,
+        };
+        *bytes = Bytes::from(bytes.iter().copied().enumerate().map(powers).collect::<Vec<u8>>());
     }
+    Matrix { name: format!("random {block}"), rows, cols, packed }
 }
 
 /// Random blocks of GGUF, with binary16 scales from 2^-11 to 2^-8 `at` these bytes.
