@@ -1,9 +1,11 @@
 //! Multi-head latent attention in the absorbed form over the paged cache.
 
+use super::arguments::Order;
 use super::cache::LayerCache;
 use super::driver::{Address, Buffer, Gpu, launch};
 use super::expanded::part;
-use super::kernels::{ATTENTION_SHARED, Kernels, Order};
+use super::kernels::{ATTENTION_SHARED, Kernels, VALUES_SHARED};
+use super::matmul::{Product, multiply};
 use crate::kv_cache::PAGE_TOKENS;
 use crate::{Error, KvCacheDtype, Mode};
 
@@ -234,6 +236,47 @@ fn bytes(shape: Shape, rows: usize, units: usize) -> usize {
     rows * shape.heads * units * (shape.latent + PARTIAL_SUMS) * 4
 }
 
+/// Rows whose sums are merged by the kernel that multiplies them, at the most: its blocks have a head each, whatever the rows.
+const MERGED_WITH_VALUES: usize = 2;
+/// Warps of its blocks, a row tile each.
+const VALUE_TILES: usize = 8;
+
+/// Whether one kernel merges a step's sums and multiplies them with W_UV (see `attention_values.cu`); the bits are the same.
+fn merges_values(launches: &Launches<'_>, step: StepRows, values: &Product) -> bool {
+    let Launches { kernels, shape, pages, .. } = launches;
+    kernels.prefill
+        && shape.latent == WIDE_LATENT
+        && Kind::of(kernels, *shape) == Kind::Tensor
+        && *pages != Pages::InOrder
+        && step.count <= MERGED_WITH_VALUES
+        && values.is_bf16_in_tiles()
+}
+
+/// `queries` `[rows, heads, latent + rope]` f32 against the cache, then `values` of the sums, a product for each head: see
+/// [`attend`], whose result stands in `out` in between, if at all.
+#[allow(clippy::too_many_arguments)] // The kernels'.
+pub fn attend_and_multiply(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    shape: Shape,
+    step: StepRows,
+    cache: LayerCache,
+    queries: Address,
+    partial: &PartialSums,
+    pages: Pages,
+    (out, order): (Address, Order),
+    values: Product,
+) -> Result<(), Error> {
+    let units = Kind::of(kernels, shape).units(step.choices.pages(step.most_pages));
+    let launches = Launches { gpu, kernels, shape, cache, pages, units, sums: partial.0.address(), order };
+    if merges_values(&launches, step, &values) && step.count <= partial.rows(shape, units) {
+        sum_rows(launches, step, queries, out)?;
+        return merge_values(launches, step, &values);
+    }
+    attend(gpu, kernels, shape, step, cache, queries, partial, pages, (out, order))?;
+    multiply(gpu, kernels, values, None, step.count)
+}
+
 /// `queries` `[rows, heads, latent + rope]` f32 against the cache; `out` `[rows, terms, heads * latent]` in split form, in `order`, still to
 /// be multiplied with the cache's scale. [`Pages::Wide`] reads `[rows, heads, latent]` bf16 there before, in place of the queries' latent part.
 #[allow(clippy::too_many_arguments)] // The kernels'.
@@ -281,6 +324,30 @@ struct Launches<'a> {
 
 /// The same for rows whose sums fit.
 fn attend_rows(launches: Launches<'_>, step: StepRows, queries: Address, out: Address) -> Result<(), Error> {
+    sum_rows(launches, step, queries, out)?;
+    let Launches { gpu, kernels, shape, units, sums, order, pages, .. } = launches;
+    let kind = Kind::of(kernels, shape);
+    if pages == Pages::InOrder {
+        return Ok(());
+    }
+    let (heads, rows, choices) = (shape.heads as u32, step.rows, step.choices);
+    let (units, tokens) = (units as u32, if kind == Kind::Tensor { 0 } else { UNIT_TOKENS as u32 });
+    launch!(gpu, kernels.merge_units, (shape.heads, step.count, 1), shape.latent / 2, 0;
+        sums, heads, units, tokens, rows, choices, order, out)
+}
+
+/// Merges the sums of a few rows' spans and multiplies them.
+fn merge_values(launches: Launches<'_>, step: StepRows, values: &Product) -> Result<(), Error> {
+    let Launches { gpu, kernels, shape, units, sums, .. } = launches;
+    let (heads, units, rows, choices) = (shape.heads as u32, units as u32, step.rows, step.choices);
+    let (product, count) = (values.args(), step.count as u32);
+    let blocks = (shape.heads, values.tiles().div_ceil(VALUE_TILES), 1);
+    launch!(gpu, kernels.merge_values, blocks, 32 * VALUE_TILES, VALUES_SHARED;
+        sums, heads, units, rows, choices, product, count)
+}
+
+/// The sums of spans side by side, still to be merged, or of whole rows.
+fn sum_rows(launches: Launches<'_>, step: StepRows, queries: Address, out: Address) -> Result<(), Error> {
     let Launches { gpu, kernels, shape, cache, pages, units, sums, order } = launches;
     let heads = shape.heads as u32;
     let kind = Kind::of(kernels, shape);
@@ -307,7 +374,7 @@ fn attend_rows(launches: Launches<'_>, step: StepRows, queries: Address, out: Ad
                 blocks: blocks as u32,
             };
             let at_once = kernels.hopper.unwrap_or(MULTIPROCESSORS).min(step.count * units * blocks);
-            launch!(gpu, kernel, (at_once, 1, 1), WIDE_THREADS, ATTENTION_SHARED; job, cache)?;
+            launch!(gpu, kernel, (at_once, 1, 1), WIDE_THREADS, ATTENTION_SHARED; job, cache)
         }
         Kind::Tensor => {
             // Few rows leave multiprocessors idle: then more blocks with fewer heads.
@@ -327,7 +394,7 @@ fn attend_rows(launches: Launches<'_>, step: StepRows, queries: Address, out: Ad
                     queries, heads, scale, rows, page_table, choices, cache, order, out);
             }
             launch!(gpu, side_by_side, (units, blocks, step.count), 256, ATTENTION_SHARED;
-                queries, heads, scale, rows, page_table, choices, cache, sums)?;
+                queries, heads, scale, rows, page_table, choices, cache, sums)
         }
         Kind::Plain => {
             let (one_by_one, side_by_side) = match shape.cache {
@@ -341,10 +408,7 @@ fn attend_rows(launches: Launches<'_>, step: StepRows, queries: Address, out: Ad
                     queries, heads, scale, rows, page_table, choices, cache, order, out);
             }
             launch!(gpu, side_by_side, (units, blocks, step.count), 256, 0;
-                queries, heads, scale, rows, page_table, choices, cache, sums)?;
+                queries, heads, scale, rows, page_table, choices, cache, sums)
         }
     }
-    let (units, tokens) = (units as u32, if kind == Kind::Tensor { 0 } else { UNIT_TOKENS as u32 });
-    launch!(gpu, kernels.merge_units, (shape.heads, step.count, 1), shape.latent / 2, 0;
-        sums, heads, units, tokens, rows, choices, order, out)
 }

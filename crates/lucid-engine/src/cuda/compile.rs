@@ -10,7 +10,7 @@ use cudarc::nvrtc::sys as nvrtc;
 use super::driver::{Gpu, failed};
 use super::kernels::{
     ATTENTION_SHARED, DOWN_SHARED, GATE_UP_SHARED, HOPPER_SHARED, MATMUL_FORMAT_SHARED, MATMUL_SHARED,
-    PREFILL_SHARED,
+    PREFILL_SHARED, VALUES_SHARED,
 };
 use crate::Error;
 
@@ -56,7 +56,13 @@ pub const PARTS: [Part; 11] = [
     &sources!["hopper_int4.cu"],
     &sources!["hopper_f8.cu"],
     &sources!["hopper_bf16.cu"],
-    &sources!["attention.cu", "attention_tensor.cu", "attention_hopper.cu", "indexer.cu"],
+    &sources![
+        "attention.cu",
+        "attention_tensor.cu",
+        "attention_values.cu",
+        "attention_hopper.cu",
+        "indexer.cu"
+    ],
     &sources!["matmul.cu"],
     &sources!["expanded.cu"],
     &sources![
@@ -64,6 +70,7 @@ pub const PARTS: [Part; 11] = [
         "embedding.cu",
         "tile.cu",
         "norm.cu",
+        "combine.cu",
         "router.cu",
         "sample.cu",
         "score.cu",
@@ -243,6 +250,7 @@ fn options(capability: u32, sizes: Sizes) -> Vec<String> {
         format!("-DPREFILL_SHARED={PREFILL_SHARED}"),
         format!("-DHOPPER_SHARED={HOPPER_SHARED}"),
         format!("-DATTENTION_SHARED={ATTENTION_SHARED}"),
+        format!("-DVALUES_SHARED={VALUES_SHARED}"),
     ];
     options.into_iter().chain(timeline).collect()
 }

@@ -1,9 +1,10 @@
 //! Attention of prompts in the expanded form, on Hopper (see `kernels/expanded.cu`).
 
+use super::arguments::Order;
 use super::attention::{Shape, StepRows};
 use super::cache::LayerCache;
 use super::driver::{Address, Buffer, Gpu, Pinned, launch};
-use super::kernels::{HOPPER_SHARED, Kernels, Order};
+use super::kernels::{HOPPER_SHARED, Kernels};
 use super::layout::Layout;
 use super::matmul::{HOPPER_THREADS, Product};
 use super::packing::Packing;

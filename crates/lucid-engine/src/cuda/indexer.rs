@@ -2,9 +2,10 @@
 
 use lucid_checkpoint::Config;
 
+use super::arguments::Order;
 use super::attention::{Choices, StepRows};
 use super::driver::{Address, Buffer, Gpu, launch};
-use super::kernels::{Kernels, Order};
+use super::kernels::Kernels;
 use super::matmul::{Product, multiply};
 use super::weights::DeviceMatrix;
 use crate::kv_cache::PAGE_TOKENS;

@@ -1,11 +1,11 @@
-//! The kernels by name, and the structures that they take: mirrors of those in `kernels/*.cu`.
+//! The kernels by name, and how much shared memory they take.
 
 use std::sync::{Mutex, OnceLock};
 
 use cudarc::driver::sys::CUfunction;
 
 use super::compile::{Module, PARTS, Part, Sizes, part_of_blocks};
-use super::driver::{Address, Gpu};
+use super::driver::Gpu;
 use super::form_kernels::{Features, FormKernels, Widths, widths_of_blocks};
 use super::layout::Layout;
 use crate::Error;
@@ -136,6 +136,7 @@ kernels!(
     attend_wide_bf16,
     attend_wide_f8,
     merge_units,
+    merge_values,
     index_inputs_f32,
     index_inputs_bf16,
     index_scores_f32,
@@ -147,6 +148,7 @@ kernels!(
     experts_gate_up_plain,
     experts_down_plain,
     combine,
+    combine_norm,
     sum_ranks,
     sum_parts,
     sample_1,
@@ -183,6 +185,9 @@ pub const PREFILL_VECTORS: usize = 64;
 /// The same for attention on tensor cores: two pages, queries, scores.
 pub const ATTENTION_SHARED: usize = 226 << 10;
 
+/// The same for the merge with the product that follows it: a head's weights, and vectors.
+pub const VALUES_SHARED: usize = 136 << 10;
+
 impl Kernels {
     /// The kernels for weights of a layout that [`Layout::is_fast`].
     #[must_use]
@@ -216,7 +221,7 @@ impl Kernels {
 
     /// The programs' variables of that name.
     #[cfg(test)]
-    pub fn variables(&self, name: &str) -> Vec<(Address, usize)> {
+    pub fn variables(&self, name: &str) -> Vec<(super::driver::Address, usize)> {
         let more = self.block_modules.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         std::iter::once(&self.module).chain(more.iter()).flat_map(|module| module.variables(name)).collect()
     }
@@ -262,6 +267,7 @@ impl Kernels {
         if self.roomy {
             gpu.allow_shared(self.matmul_few, MATMUL_FEW_SHARED)?;
             gpu.allow_shared(self.matmul_even, MATMUL_EVEN_SHARED)?;
+            gpu.allow_shared(self.merge_values, VALUES_SHARED)?;
             for kernel in [self.expand_bf16, self.expand_f8, self.attend_expanded] {
                 gpu.allow_shared(kernel, HOPPER_SHARED)?;
             }
@@ -283,121 +289,4 @@ impl Kernels {
         }
         Ok(())
     }
-}
-
-/// The order of a split vector's columns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(i32)]
-pub enum Order {
-    /// As they are.
-    Natural = 0,
-    /// As the NVFP4 products take them.
-    Nvfp4 = 1,
-}
-
-/// `Product` of `product.cuh`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-#[allow(missing_docs)] // As there.
-pub struct ProductArgs {
-    pub values: Address,
-    pub scales: Address,
-    pub scale: f32,
-    pub layout: i32,
-    pub order: Order,
-    pub rows: u32,
-    pub cols: u32,
-    pub row_first: u32,
-    pub row_head: u32,
-    pub x: Address,
-    pub x_width: u32,
-    pub x_head: u32,
-    pub gather: Address,
-    pub y: Address,
-    pub y_split: Address,
-    pub y_order: Order,
-    pub y_width: u32,
-    pub y_head: u32,
-    pub accumulate: i32,
-    pub slices: u32,
-}
-
-/// `ExpertWeight` of `visits.cuh`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-#[allow(missing_docs)] // As there.
-pub struct ExpertWeightArgs {
-    pub values: Address,
-    pub scales: Address,
-    pub global_scales: Address,
-    pub value_stride: u64,
-    pub scale_stride: u64,
-}
-
-/// `ExpertsJob` of `experts_whole.cuh`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-#[allow(missing_docs)] // As there.
-pub struct ExpertsJobArgs {
-    pub gate: ExpertWeightArgs,
-    pub up: ExpertWeightArgs,
-    pub down: ExpertWeightArgs,
-    pub hidden: u32,
-    pub width: u32,
-    pub visits: VisitsArgs,
-    pub slots: u32,
-    pub x: Address,
-    pub activated: Address,
-    pub y: Address,
-    pub done: Address,
-    pub activated_order: Order,
-    pub up_slices: u32,
-    pub down_slices: u32,
-}
-
-/// `Visits` of `visits.cuh`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-#[allow(missing_docs)] // As there.
-pub struct VisitsArgs {
-    pub slots: Address,
-    pub tokens: Address,
-    pub count: u32,
-    pub shared: u32,
-    pub step: u32,
-}
-
-/// `MOST_RANKS` of `ranks.cu`.
-pub const MOST_RANKS: usize = 8;
-
-/// `Ranks` of `ranks.cu`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-#[allow(missing_docs)] // As there.
-pub struct RanksArgs {
-    pub parts: [Address; MOST_RANKS],
-    pub arrived: [Address; MOST_RANKS],
-    pub turns: Address,
-    pub count: u32,
-    pub number: u32,
-    pub patience: u64,
-}
-
-/// `Routing` of `router.cu`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-#[allow(missing_docs)] // As there.
-pub struct RoutingArgs {
-    pub experts: u32,
-    pub per_token: u32,
-    pub groups: u32,
-    pub keep_groups: u32,
-    pub softmax: i32,
-    pub normalize: i32,
-    pub scaling: f32,
-    pub shared: i32,
-    pub first: u32,
-    pub here: u32,
-    pub rank: u32,
-    pub ranks: u32,
 }

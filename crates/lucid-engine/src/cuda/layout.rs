@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use lucid_checkpoint::gguf::BlockType;
 use lucid_checkpoint::{Matrix, Packed, ScaleType, Scales};
 
-use super::kernels::Order;
+use super::arguments::Order;
 use crate::Error;
 
 /// How a matrix is stored; numbered as in `layouts.cuh`.

@@ -5,6 +5,7 @@
 //! (see `kernels/numerics.cuh`). Every sum's order depends on the weight's shape or the token's position alone, so batches and
 //! chunks don't change a bit.
 
+mod arguments;
 mod attention;
 mod cache;
 mod compile;

@@ -1,7 +1,8 @@
 //! Vectors on their way to Hopper's warpgroup products: packed as `kernels/pack.cu` says.
 
+use super::arguments::VisitsArgs;
 use super::driver::{Address, Buffer, Gpu, launch};
-use super::kernels::{Kernels, VisitsArgs};
+use super::kernels::Kernels;
 use super::layout::Layout;
 use crate::Error;
 

@@ -4,9 +4,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::arguments::{MOST_RANKS, RanksArgs};
 use super::driver::{Address, Buffer, Gpu, launch};
 use super::experts::Output;
-use super::kernels::{Kernels, MOST_RANKS, RanksArgs};
+use super::kernels::Kernels;
 use super::nccl::Communicator;
 use crate::Error;
 use crate::parallel::Rank;
@@ -211,15 +212,21 @@ impl Ranks {
         !matches!(self, Ranks::Apart(_))
     }
 
+    /// Whether a block's result is the residual stream, with nothing to be added.
+    #[must_use]
+    pub fn is_alone(&self) -> bool {
+        matches!(self, Ranks::Alone)
+    }
+
     /// Where a block's result goes: to the residual stream, or to this rank's part of the sum.
     #[must_use]
     pub fn output(&self, sum: Sum, hidden: Address) -> Output {
         let at = match self {
-            Ranks::Alone => return Output { at: hidden, add: sum != Sum::Embedding },
+            Ranks::Alone => return Output { at: hidden, add: sum != Sum::Embedding, then: None },
             Ranks::Here { seat, .. } => seat.parts[sum as usize].address(),
             Ranks::Apart(apart) => apart.part.address(),
         };
-        Output { at, add: false }
+        Output { at, add: false, then: None }
     }
 
     /// Queues the sum of all parts into the residual stream, `values` long. Nothing when there is one rank.

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use lucid_checkpoint::{MoE, ScoringFunc};
 
+use super::arguments::{RoutingArgs, VisitsArgs};
 use super::driver::{Address, Buffer, Gpu, launch};
 use super::experts::Expected;
-use super::kernels::{Kernels, RoutingArgs, VisitsArgs};
+use super::kernels::Kernels;
 use crate::Error;
 use crate::cpu::Route;
 use crate::parallel::Rank;

@@ -5,9 +5,10 @@ use std::ops::Range;
 use lucid_checkpoint::Matrix;
 use lucid_checkpoint::gguf::BlockType;
 
+use super::arguments::{ExpertWeightArgs, Order};
 use super::driver::{Address, Buffer, Gpu, launch};
 use super::indexer::IndexerWeights;
-use super::kernels::{ExpertWeightArgs, Kernels, Order};
+use super::kernels::Kernels;
 use super::layout::{Layout, Stored, check_layout, stored};
 use super::router::SharedVisits;
 use crate::Error;
@@ -247,6 +248,19 @@ pub struct Attention {
     pub k_b_transposed: DeviceMatrix,
     pub o: DeviceMatrix,
     pub indexer: Option<IndexerWeights>,
+}
+
+impl Attention {
+    /// The orders in which it takes its vectors.
+    #[must_use]
+    pub fn orders(&self) -> Vec<Order> {
+        let query = match &self.query {
+            Query::Latent { q_a, .. } => q_a,
+            Query::Direct(q) => q,
+        };
+        let of_indexer = self.indexer.iter().flat_map(IndexerWeights::orders);
+        [query.order(), self.kv_a.order()].into_iter().chain(of_indexer).collect()
+    }
 }
 
 /// A mixture of experts.

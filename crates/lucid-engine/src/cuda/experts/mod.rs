@@ -1,5 +1,6 @@
 //! The feed-forward half of a layer: one SwiGLU block, or routed experts and a shared one.
 
+mod combine;
 mod pass;
 mod tilings;
 mod visit;
@@ -9,14 +10,17 @@ pub use visit::{Job, visit};
 #[cfg(test)]
 pub use visit::{down, gate_up};
 
-use super::driver::{Address, Buffer, Gpu, launch};
-use super::kernels::{Kernels, Order, VisitsArgs, WHOLE_GROUPS};
+use super::arguments::{Order, VisitsArgs};
+use super::driver::{Address, Buffer, Gpu};
+use super::kernels::{Kernels, WHOLE_GROUPS};
 use super::layout::Layout;
 use super::matmul::{Product, multiply};
+use super::norm::Norm;
 use super::packing::{Packing, Room};
 use super::router::{Routes, SharedVisits};
 use super::weights::{Experts, Mlps};
 use crate::Error;
+use combine::combine;
 
 /// Buffers of the feed-forward half, made for the largest step.
 pub struct ExpertBuffers {
@@ -73,9 +77,11 @@ pub struct Output {
     pub at: Address,
     /// Whether it is added to what is there.
     pub add: bool,
+    /// What becomes of the rows there afterwards.
+    pub then: Option<Norm>,
 }
 
-/// `hidden += Σ_e w_e · Expert_e(x) + Shared(x)`, over the experts that are here.
+/// `hidden += Σ_e w_e · Expert_e(x) + Shared(x)`, over the experts that are here, and what `out` says of it afterwards.
 #[allow(clippy::too_many_arguments)] // What a layer has.
 pub fn run(
     gpu: &Gpu,
@@ -96,7 +102,8 @@ pub fn run(
     let (visits, slots) = (routes.visits(shared, count), routes.most_active(shared, count));
     let pass = Pass::best(kernels, mlps, Some(routes.expected(shared, count)), count);
     visit(Job { gpu, kernels, mlps, visits, slots, pass, x, buffers })?;
-    combine(gpu, kernels, buffers, Some(routes), shared, count, mlps.hidden, out)?;
+    let then = if experts.shared.is_some() { None } else { out.then };
+    combine(gpu, kernels, buffers, Some(routes), shared, count, mlps.hidden, Output { then, ..out })?;
     match &experts.shared {
         Some(shared) => swiglu(gpu, kernels, shared, buffers, count, x, Output { add: true, ..out }),
         None => Ok(()),
@@ -130,31 +137,4 @@ fn vectors(x: Normed, layout: Layout, cols: usize) -> Address {
         Order::Natural => x.natural,
         Order::Nvfp4 => x.nvfp4,
     }
-}
-
-#[allow(clippy::too_many_arguments)] // The kernel's.
-fn combine(
-    gpu: &Gpu,
-    kernels: &Kernels,
-    buffers: &ExpertBuffers,
-    routes: Option<&Routes>,
-    shared_visits: SharedVisits,
-    count: usize,
-    width: usize,
-    out: Output,
-) -> Result<(), Error> {
-    let y = buffers.down.address();
-    let (places, weights, shared_places, per_token) = match routes {
-        Some(routes) => {
-            let (places, weights) = (routes.places.address(), routes.weights.address());
-            (places, weights, routes.shared_places(shared_visits), routes.per_token())
-        }
-        None => (Address::NULL, Address::NULL, Address::NULL, 0),
-    };
-    let shared = i32::from(shared_visits == SharedVisits::All);
-    let shared_first = (count * per_token) as u32;
-    let (per_token, columns) = (per_token as u32, width as u32);
-    let (accumulate, hidden) = (i32::from(out.add), out.at);
-    launch!(gpu, kernels.combine, (width.div_ceil(256), count, 1), 256, 0;
-        y, places, weights, shared_places, per_token, shared, shared_first, columns, accumulate, hidden)
 }

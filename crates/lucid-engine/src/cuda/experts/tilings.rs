@@ -1,8 +1,8 @@
 //! How the visits of prompts are cut into groups, and which tiles take which.
 
+use crate::cuda::arguments::VisitsArgs;
 use crate::cuda::driver::Address;
 use crate::cuda::form_kernels::{ExpertKernels, GateUpAndDown};
-use crate::cuda::kernels::VisitsArgs;
 use crate::cuda::packing::Packing;
 
 /// Groups of up to `width` visitors, at the most.

@@ -4,11 +4,11 @@ use super::pass::{Pass, THREADS, TILE_ROWS, WARPS, is_fast, slices, whole_kernel
 use super::tilings::{groups, narrow_width, tilings};
 use super::{ExpertBuffers, Normed, vectors};
 use crate::Error;
+use crate::cuda::arguments::{ExpertsJobArgs, VisitsArgs};
 use crate::cuda::driver::{Address, Gpu, launch};
 use crate::cuda::form_kernels::WholeKernel;
 use crate::cuda::kernels::{
-    DOWN_SHARED, ExpertsJobArgs, GATE_UP_SHARED, HOPPER_SHARED, Kernels, PREFILL_SHARED, PREFILL_VECTORS,
-    VisitsArgs,
+    DOWN_SHARED, GATE_UP_SHARED, HOPPER_SHARED, Kernels, PREFILL_SHARED, PREFILL_VECTORS,
 };
 use crate::cuda::layout::Layout;
 use crate::cuda::matmul::HOPPER_THREADS;

@@ -2,13 +2,13 @@
 
 use super::{CudaModel, vectors};
 use crate::Error;
+use crate::cuda::arguments::Order;
 use crate::cuda::attention::{self, Pages, StepRows};
 use crate::cuda::driver::{Address, Buffer};
 use crate::cuda::expanded::{self, Expanded, Plan};
 use crate::cuda::indexer;
-use crate::cuda::kernels::Order;
 use crate::cuda::matmul::{Product, multiply};
-use crate::cuda::norm::rms_norm;
+use crate::cuda::norm::{Norm, rms_norm};
 use crate::cuda::ranks::Sum;
 use crate::cuda::weights::{Attention, Query};
 
@@ -44,7 +44,8 @@ impl CudaModel {
                     }
                     _ => (natural, nvfp4),
                 };
-                rms_norm(gpu, kernels, count, x, q_a_norm.address(), eps, rank, natural, nvfp4)?;
+                let norm = Norm { weight: q_a_norm.address(), eps, width: rank, natural, nvfp4 };
+                rms_norm(gpu, kernels, count, x, norm)?;
                 multiply(gpu, kernels, product(q_b, split).into(s.query.address()), None, count)?;
             }
             Query::Direct(q) => {
@@ -95,12 +96,14 @@ impl CudaModel {
             };
             multiply(gpu, kernels, absorb, None, count)?;
             let to = (latents, weights.kv_b.order());
-            attention::attend(gpu, kernels, shape, step, cache, absorbed, &self.partial, pages, to)?;
             let values = product(&weights.kv_b, latents)
                 .split_into(of(&s.heads, split(heads * value)), order)
                 .per_head(heads, (nope, nope + value, value), (value, heads * value))
                 .scaled(cache.scale);
-            multiply(gpu, kernels, values, None, count)?;
+            let sums = &self.partial;
+            attention::attend_and_multiply(
+                gpu, kernels, shape, step, cache, absorbed, sums, pages, to, values,
+            )?;
         }
         let out = self.ranks.output(Sum::Attention, s.hidden.address());
         let output = product(&weights.o, s.heads.address());

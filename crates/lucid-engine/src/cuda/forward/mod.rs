@@ -13,22 +13,23 @@ use std::ops::Range;
 
 use lucid_checkpoint::{Config, TokenId};
 
+use super::arguments::Order;
 use super::attention::{PartialSums, Shape, StepRows};
 use super::cache::LatentCache;
 use super::driver::{Address, Buffer, Gpu, Pinned};
 use super::embedding::embed;
 use super::expanded::Expanded;
-use super::experts::{self, ExpertBuffers, Normed};
+use super::experts::{self, ExpertBuffers, Normed, Output};
 use super::graph::Graphs;
 use super::indexer::Indexer;
-use super::kernels::{Kernels, Order};
-use super::norm::rms_norm;
+use super::kernels::Kernels;
+use super::norm::{Norm, rms_norm};
 use super::ranks::{Ranks, Sum};
 use super::router::Routes;
 use super::sampling::Draws;
 use super::scoring::Scores;
 use super::step::StepInputs;
-use super::weights::{DeviceMatrix, FeedForward, Layer, Query, Weights};
+use super::weights::{DeviceMatrix, FeedForward, Layer, Weights};
 use crate::cpu::{Observer, Span};
 use crate::{Error, Semantics};
 use scratch::Scratch;
@@ -179,6 +180,7 @@ impl CudaModel {
         embed(gpu, kernels, embedding, step.count, self.step.tokens(), output.at)?;
         self.sum(Sum::Embedding, step.count)?;
         self.observe(0, step.count, &mut observer)?;
+        self.normalize(step.count, self.norm_before(0))?;
         for (i, layer) in self.weights.layers.iter().enumerate() {
             self.layer(i, layer, step)?;
             if let (Some(observer), Some(indexer)) = (observer.as_deref_mut(), &self.indexer) {
@@ -197,7 +199,7 @@ impl CudaModel {
             }
             self.observe(i + 1, step.count, &mut observer)?;
         }
-        self.norm(step.count, &self.weights.norm, &[self.weights.lm_head().order()])
+        Ok(())
     }
 
     fn observe(
@@ -214,21 +216,17 @@ impl CudaModel {
         Ok(())
     }
 
-    /// `x += Attn(RMSNorm(x)); x += FFN(RMSNorm(x))`.
+    /// `x += Attn(n); x += FFN(RMSNorm(x))`, where `n` is `RMSNorm(x)` already; then `n = RMSNorm(x)` for whatever follows.
     fn layer(&self, i: usize, layer: &Layer, step: StepRows) -> Result<(), Error> {
         let (gpu, kernels, s) = (&self.gpu, &self.kernels, &self.scratch);
-        let query = match &layer.attention.query {
-            Query::Latent { q_a, .. } => q_a,
-            Query::Direct(q) => q,
-        };
-        let mut readers = vec![query.order(), layer.attention.kv_a.order()];
-        readers.extend(layer.attention.indexer.iter().flat_map(|indexer| indexer.orders()));
-        self.norm(step.count, &layer.input_layernorm, &readers)?;
         self.attention(i, &layer.attention, step)?;
         self.sum(Sum::Attention, step.count)?;
-        self.norm(step.count, &layer.post_attention_layernorm, &layer.feed_forward.orders())?;
+        let norm = self.norm(&layer.post_attention_layernorm, &layer.feed_forward.orders());
+        self.normalize(step.count, norm)?;
         let x = Normed { natural: s.normed.address(), nvfp4: s.normed_nvfp4.address() };
+        let (next, alone) = (self.norm_before(i + 1), self.ranks.is_alone());
         let out = self.ranks.output(Sum::FeedForward, s.hidden.address());
+        let out = Output { then: alone.then_some(next), ..out };
         match (&layer.feed_forward, &self.routes) {
             (FeedForward::Dense(mlp), _) => {
                 experts::swiglu(gpu, kernels, mlp, &self.experts, step.count, x, out)?;
@@ -239,7 +237,8 @@ impl CudaModel {
             // The config has the section, or no layer would have been loaded as experts.
             (FeedForward::Experts(_), None) => {}
         }
-        self.sum(Sum::FeedForward, step.count)
+        self.sum(Sum::FeedForward, step.count)?;
+        if alone { Ok(()) } else { self.normalize(step.count, next) }
     }
 
     /// The residual stream gets the sum of all ranks' parts.
@@ -248,15 +247,31 @@ impl CudaModel {
         self.ranks.sum(&self.gpu, &self.kernels, sum, values, self.scratch.hidden.address())
     }
 
-    /// `normed = RMSNorm(hidden)`, row by row, in the orders that somebody reads.
-    fn norm(&self, count: usize, weight: &Buffer, readers: &[Order]) -> Result<(), Error> {
-        let (width, eps) = (self.config.hidden_size, self.config.rms_norm_eps as f32);
+    /// The norm before layer `i`, or behind the last one.
+    fn norm_before(&self, i: usize) -> Norm {
+        match self.weights.layers.get(i) {
+            Some(layer) => self.norm(&layer.input_layernorm, &layer.attention.orders()),
+            None => self.norm(&self.weights.norm, &[self.weights.lm_head().order()]),
+        }
+    }
+
+    /// `normed = RMSNorm(hidden)` in the orders that somebody reads.
+    fn norm(&self, weight: &Buffer, readers: &[Order]) -> Norm {
         let s = &self.scratch;
         let address =
             |order, buffer: &Buffer| if readers.contains(&order) { buffer.address() } else { Address::NULL };
-        let (natural, nvfp4) = (address(Order::Natural, &s.normed), address(Order::Nvfp4, &s.normed_nvfp4));
-        let x = (s.hidden.address(), width);
-        rms_norm(&self.gpu, &self.kernels, count, x, weight.address(), eps, width, natural, nvfp4)
+        Norm {
+            weight: weight.address(),
+            eps: self.config.rms_norm_eps as f32,
+            width: self.config.hidden_size,
+            natural: address(Order::Natural, &s.normed),
+            nvfp4: address(Order::Nvfp4, &s.normed_nvfp4),
+        }
+    }
+
+    /// The same for `count` rows.
+    fn normalize(&self, count: usize, norm: Norm) -> Result<(), Error> {
+        rms_norm(&self.gpu, &self.kernels, count, (self.scratch.hidden.address(), norm.width), norm)
     }
 }
 

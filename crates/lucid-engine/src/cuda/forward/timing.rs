@@ -5,8 +5,8 @@ use lucid_checkpoint::TokenId;
 use super::CudaModel;
 use crate::Error;
 use crate::cpu::Span;
+use crate::cuda::arguments::Order;
 use crate::cuda::experts::{self, Normed};
-use crate::cuda::kernels::Order;
 use crate::cuda::ranks::Sum;
 use crate::cuda::weights::FeedForward;
 

@@ -33,6 +33,8 @@ __device__ __forceinline__ void attention_inputs(const float* entries, const flo
                                                  u16* nope_split, float* absorbed) {
     static_assert(ROPE <= INPUTS_THREADS, "a thread has one");
     const int OF_THREAD = (LATENT + INPUTS_THREADS - 1) / INPUTS_THREADS;
+    // A product follows, or what makes inputs for an indexer or for prompts, which waits first.
+    let_next_start();
     // Rows, pages and angles are there since before the step, and weights anyway.
     u64 row = blockIdx.x;
     u32 position = rows[row].position, lane = threadIdx.x;
@@ -236,57 +238,99 @@ __device__ __forceinline__ void attend_units(const float* queries, u32 heads, fl
 // Units of a row that were summed by themselves. tokens: of a unit; 0: spans (see attention_tensor.cu).
 __device__ __forceinline__ u32 units_of(u32 position, u32 tokens);
 
-// The same merges, two columns a thread. The scales of all merges come first: the maxima so far are a scan, in any order.
-// grid (heads, rows), MERGE_THREADS threads.
+// The same merges, two columns a thread, by MERGE_THREADS threads: columns 2 i and 2 i + 1 of the sums of a head's `count` units. The scales of all
+// merges come first: the maxima so far are a scan, in any order. Of up to 32 units every warp makes them for itself, and the first sums come
+// meanwhile.
 #define MERGE_THREADS (LATENT / 2)
-extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
-    merge_units(const float* partial, u32 heads, u32 units, u32 tokens, const Row* rows, Choices choices, int order, u16* out) {
-    __shared__ float maxima[MERGE_THREADS / 32], totals[MERGE_THREADS];
-    __shared__ float2 scales[MERGE_THREADS];
-    u64 row = blockIdx.y;
-    u32 head = blockIdx.x, width = heads * LATENT, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    // Rows stand there since before the step.
-    u32 count = units_of(Seen(choices, row, __ldcg(&rows[row].position), nullptr).count - 1, tokens);
-    wait_for_previous();
-    partial += (row * heads + head) * units * PARTIAL;
-    out += row * TERMS * width;
+#define MERGED_AT_ONCE 8
+struct MergeMemory {
+    float maxima[MERGE_THREADS / 32], totals[MERGE_THREADS];
+    float2 scales[MERGE_THREADS];
+};
+__device__ __forceinline__ float2 merge_columns(const float* partial, u32 count, MergeMemory& memory) {
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float2 acc = make_float2(0.0f, 0.0f);
     float maximum = -INFINITY_F, total = 0.0f;
-    for (u32 base = 0; base < count; base += MERGE_THREADS) {
-        u32 i = base + threadIdx.x;
-        float2 mine = i < count ? *(const float2*)(partial + i * PARTIAL) : make_float2(-INFINITY_F, 0.0f);
-        float so_far = mine.x;
+    auto head_of = [&](u32 i) { return i < count ? *(const float2*)(partial + i * PARTIAL) : make_float2(-INFINITY_F, 0.0f); };
+    auto sums_of = [&](u32 i) { return *(const float2*)(partial + i * PARTIAL + PARTIAL_SUMS + 2 * threadIdx.x); };
+    auto add = [&](float2 scale, float of_total, float2 sum) {
+        total = fmaf(total, scale.x, of_total * scale.y);
+        acc.x = fmaf(acc.x, scale.x, sum.x * scale.y);
+        acc.y = fmaf(acc.y, scale.x, sum.y * scale.y);
+    };
+    // The highest of the warp's units up to a lane's, and before it.
+    auto scan = [&](float own, float& before) {
+        float so_far = own;
 #pragma unroll
         for (u32 step = 1; step < 32; step *= 2) {
             float left = __shfl_up_sync(~0u, so_far, step);
             if (lane >= step) so_far = fmaxf(left, so_far);
         }
-        float before = __shfl_up_sync(~0u, so_far, 1);
+        before = __shfl_up_sync(~0u, so_far, 1);
         if (lane == 0) before = -INFINITY_F;
+        return so_far;
+    };
+    if (count <= 32) {
+        float2 mine = head_of(lane), sums[MERGED_AT_ONCE];
+        float before, so_far;
+#pragma unroll 1
+        for (u32 base = 0; base < count; base += MERGED_AT_ONCE) {
+#pragma unroll
+            for (u32 i = 0; i < MERGED_AT_ONCE; i++) sums[i] = sums_of(min(base + i, count - 1));
+            if (base == 0) {
+                so_far = scan(mine.x, before);
+                before = expf(before - so_far), so_far = expf(mine.x - so_far);
+            }
+#pragma unroll
+            for (u32 i = 0; i < MERGED_AT_ONCE; i++) {
+                float2 scale = make_float2(__shfl_sync(~0u, before, base + i), __shfl_sync(~0u, so_far, base + i));
+                float of_total = __shfl_sync(~0u, mine.y, base + i);
+                if (base + i < count) add(scale, of_total, sums[i]);
+            }
+        }
+    }
+    for (u32 base = 0; count > 32 && base < count; base += MERGE_THREADS) {
+        float2 mine = head_of(base + threadIdx.x);
+        float before, so_far = scan(mine.x, before);
         __syncthreads();
-        if (lane == 31) maxima[warp] = so_far;
-        totals[threadIdx.x] = mine.y;
+        if (lane == 31) memory.maxima[warp] = so_far;
+        memory.totals[threadIdx.x] = mine.y;
         __syncthreads();
         float left = maximum;
         for (u32 w = 0; w < MERGE_THREADS / 32; w++) {
-            if (w < warp) left = fmaxf(left, maxima[w]);
-            maximum = fmaxf(maximum, maxima[w]);
+            if (w < warp) left = fmaxf(left, memory.maxima[w]);
+            maximum = fmaxf(maximum, memory.maxima[w]);
         }
         before = fmaxf(left, before);
         so_far = fmaxf(left, so_far);
-        scales[threadIdx.x] = make_float2(expf(before - so_far), expf(mine.x - so_far));
+        memory.scales[threadIdx.x] = make_float2(expf(before - so_far), expf(mine.x - so_far));
         __syncthreads();
         u32 here = min(MERGE_THREADS, count - base);
 #pragma unroll 8
-        for (u32 u = 0; u < here; u++) {
-            float2 scale = scales[u], sum = *(const float2*)(partial + (base + u) * PARTIAL + PARTIAL_SUMS + 2 * threadIdx.x);
-            total = fmaf(total, scale.x, totals[u] * scale.y);
-            acc.x = fmaf(acc.x, scale.x, sum.x * scale.y);
-            acc.y = fmaf(acc.y, scale.x, sum.y * scale.y);
-        }
+        for (u32 u = 0; u < here; u++) add(memory.scales[u], memory.totals[u], sums_of(base + u));
     }
-    store_split(out, width, order, head * LATENT + 2 * threadIdx.x, acc.x / total);
-    store_split(out, width, order, head * LATENT + 2 * threadIdx.x + 1, acc.y / total);
+    return make_float2(acc.x / total, acc.y / total);
+}
+
+// Units of a row, which stands there since before the step.
+__device__ __forceinline__ u32 units_of_row(const Row* rows, const Choices& choices, u64 row, u32 tokens) {
+    return units_of(Seen(choices, row, __ldcg(&rows[row].position), nullptr).count - 1, tokens);
+}
+
+// grid (heads, rows), MERGE_THREADS threads.
+extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
+    merge_units(const float* partial, u32 heads, u32 units, u32 tokens, const Row* rows, Choices choices, int order, u16* out) {
+    __shared__ MergeMemory memory;
+    // A product follows, or sums of other rows, whose entries were written long ago.
+    let_next_start();
+    u64 row = blockIdx.y;
+    u32 head = blockIdx.x, width = heads * LATENT, column = head * LATENT + 2 * threadIdx.x;
+    u32 count = units_of_row(rows, choices, row, tokens);
+    wait_for_previous();
+    float2 both = merge_columns(partial + (row * heads + head) * units * PARTIAL, count, memory);
+    out += row * TERMS * width;
+    store_split(out, width, order, column, both.x);
+    store_split(out, width, order, column + 1, both.y);
 }
 
 #define ATTENTION(SUFFIX, T)                                                                                             \

@@ -1,4 +1,4 @@
-// Experts: the plain kernels, those for forms of safetensors' checkpoints (see experts.cuh), and the weighted sum.
+// Experts: the plain kernels, and those for forms of safetensors' checkpoints (see experts.cuh).
 
 // The plain versions, for any layout: a warp computes one row for one visit. grid (rows / 8, slots), 256 threads.
 // x: [tokens, 3, cols] in `order`; activated: [visits, 3, rows] in `out_order`.
@@ -50,33 +50,3 @@ EXPERTS(F8Blocks, f8_8, 1, 2, 2, 3, 3, 1, 4)
 EXPERTS(F8Blocks, f8_24, 3, 3, 1, 3, 3, 1, 3)
 EXPERTS(Bf16, bf16_8, 1, 2, 1, 3, 2, 1, 3)
 EXPERTS(Bf16, bf16_24, 3, 2, 1, 2, 2, 1, 2)
-
-// hidden += shared + Σ weight · expert, in the order of the routes; `=` if not `accumulate`. grid (width / 256, tokens).
-// Experts of other ranks (`places` ELSEWHERE) are left out. `shared`: y has the shared expert's of all tokens, from shared_first on; else
-// shared_places, if it isn't null, says where a token's is, or ELSEWHERE.
-// places null: one block without router; y[token] is added as it is. shared_first: where the shared expert's visits begin.
-extern "C" __global__ void combine(const float* y, const u32* places, const float* weights, const u32* shared_places,
-                                   u32 per_token, int shared, u32 shared_first, u32 width, int accumulate, float* hidden) {
-    u32 k = blockIdx.x * blockDim.x + threadIdx.x, lane = threadIdx.x % 32;
-    u64 token = blockIdx.y;
-    // The routes are older than the last kernel, so they are there.
-    u32 place = 0;
-    float weight = 0.0f;
-    if (lane < per_token) {
-        place = places[token * per_token + lane];
-        weight = weights[token * per_token + lane];
-    }
-    u64 of_shared = shared ? shared_first + token : shared_places ? shared_places[token] : ELSEWHERE;
-    wait_for_previous();
-    float* out = hidden + token * width + k;
-    bool mine = k < width;
-    float before = mine && accumulate ? *out : 0.0f;
-    float sum = mine && of_shared != ELSEWHERE ? y[of_shared * width + k] : 0.0f;
-#pragma unroll 8
-    for (u32 i = 0; i < per_token; i++) {
-        u64 row = __shfl_sync(~0u, place, i);
-        float share = __shfl_sync(~0u, weight, i);
-        if (mine && row != ELSEWHERE) sum = fmaf(share, y[row * width + k], sum);
-    }
-    if (mine) *out = accumulate ? before + sum : sum;
-}

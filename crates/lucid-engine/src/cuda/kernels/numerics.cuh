@@ -12,6 +12,10 @@ typedef unsigned long long u64;
 // calls this before it touches anything that another kernel has written or still reads; the next kernel may start from then on.
 // So when a kernel starts, all kernels but the last one before it are complete.
 //
+// Small kernels let the next one start before they wait themselves (`let_next_start`), so that its weights come while this one and the one
+// before it, which leave the memory idle, have their turns. The kernel behind such a one must read nothing before it waits that one of those
+// two has written.
+//
 // For the profile of a step (tests/timeline.rs) blocks note when they came here and when they could go on.
 #ifdef TIMELINE
 struct Event {
@@ -43,6 +47,12 @@ __device__ __forceinline__ void wait_for_previous() {
         u32 at = atomicAdd(&timeline_events, 1);
         if (at < MOST_EVENTS) timeline[at] = Event{grid, came, went, gridDim.x * gridDim.y * gridDim.z, blockDim.x};
     }
+#endif
+}
+
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 

@@ -7,10 +7,11 @@ pub use product::Product;
 use cudarc::driver::sys::CUfunction;
 use product::Family;
 
+use super::arguments::{Order, ProductArgs};
 use super::driver::{Address, Gpu, launch};
 use super::kernels::{
     HOPPER_SHARED, Kernels, MATMUL_EVEN_SHARED, MATMUL_FEW_SHARED, MATMUL_FORMAT_SHARED, MATMUL_SHARED,
-    Order, PREFILL_SHARED, PREFILL_VECTORS, ProductArgs,
+    PREFILL_SHARED, PREFILL_VECTORS,
 };
 use super::layout::Layout;
 use super::packing::pack;

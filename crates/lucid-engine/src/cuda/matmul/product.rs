@@ -1,8 +1,9 @@
 //! What is multiplied, and where results go.
 
 use super::{TILE_ROWS, WARPS};
+use crate::cuda::arguments::{Order, ProductArgs};
 use crate::cuda::driver::Address;
-use crate::cuda::kernels::{Kernels, Order, ProductArgs};
+use crate::cuda::kernels::Kernels;
 use crate::cuda::layout::Layout;
 use crate::cuda::packing::Packing;
 use crate::cuda::weights::DeviceMatrix;
@@ -139,6 +140,12 @@ impl Product {
         self.args
     }
 
+    /// Whether its weights are bf16 in tiles, which its rows, or each head's, begin with.
+    #[must_use]
+    pub fn is_bf16_in_tiles(&self) -> bool {
+        self.layout == Layout::Bf16 && self.is_fast()
+    }
+
     pub(super) fn family(&self) -> Family {
         match self.layout {
             Layout::Bf16 | Layout::Nvfp4 => Family::Common,
@@ -164,7 +171,8 @@ impl Product {
     }
 
     /// Tiles of sixteen rows.
-    pub(super) fn tiles(&self) -> usize {
+    #[must_use]
+    pub fn tiles(&self) -> usize {
         (self.args.rows as usize).div_ceil(TILE_ROWS)
     }
 }

@@ -2,11 +2,12 @@ use lucid_checkpoint::{e4m3_to_f32, f32_to_e4m3};
 
 use super::random::{self, Random};
 use super::{bf16, gpu_with_terms, joined, poisoned, read, same_bits, some_of};
+use crate::cuda::arguments::Order;
 use crate::cuda::attention::{Choices, Inputs, Pages, PartialSums, Shape, StepRows, attend, inputs};
 use crate::cuda::cache::LayerCache;
 use crate::cuda::driver::Gpu;
 use crate::cuda::expanded::part;
-use crate::cuda::kernels::{Kernels, Order};
+use crate::cuda::kernels::Kernels;
 use crate::cuda::matmul;
 use crate::kv_cache::PAGE_TOKENS;
 use crate::{KvCacheDtype, Mode};
@@ -75,6 +76,18 @@ fn attention_matches_f64_over_scattered_pages() {
             }
         }
     }
+}
+
+/// The kernel for all heads on few pages: what `compute-sanitizer` sees to its end.
+#[test]
+fn attention_of_all_heads_matches_f64_on_few_pages() {
+    let Some((gpu, kernels)) = gpu_with_terms(1) else { return };
+    let of_all = |dtype, chooses, lengths| {
+        check(&gpu, &kernels, &case((Mode::Serving, dtype, kernels.roomy), 64, (true, chooses), lengths));
+    };
+    of_all(KvCacheDtype::Bf16, false, &[5, 130]);
+    of_all(KvCacheDtype::Fp8E4m3, false, &[130]);
+    of_all(KvCacheDtype::Bf16, true, &[140]);
 }
 
 fn check(gpu: &Gpu, kernels: &Kernels, case: &Case) {

@@ -10,12 +10,13 @@ use super::full_width::{CONTEXT, EXPERTS, HEADS, HIDDEN, Noise, VOCAB, WIDTH, co
 use super::random::Random;
 use super::{gpu_with_terms, split_vectors};
 use crate::cpu::Span;
+use crate::cuda::arguments::Order;
 use crate::cuda::attention::{Choices, Pages, PartialSums, Shape, StepRows, attend};
 use crate::cuda::cache::LayerCache;
 use crate::cuda::driver::{Address, Gpu, launch};
 use crate::cuda::experts::{ExpertBuffers, Job, Normed, Pass, down, gate_up, visit};
 use crate::cuda::forward::{All, CudaModel};
-use crate::cuda::kernels::{Kernels, Order};
+use crate::cuda::kernels::Kernels;
 use crate::cuda::layout::Layout;
 use crate::cuda::matmul::{Product, multiply};
 use crate::cuda::packing::Room;

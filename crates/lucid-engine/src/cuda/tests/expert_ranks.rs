@@ -8,10 +8,11 @@ use std::ops::Range;
 use super::full_width::{EXPERTS, HIDDEN, Noise, WIDTH, config};
 use super::random::Random;
 use super::{gpu_with_terms, split_vectors};
+use crate::cuda::arguments::Order;
 use crate::cuda::driver::{Buffer, Gpu};
 use crate::cuda::experts::{ExpertBuffers, Normed, Output, run};
 use crate::cuda::graph::Graphs;
-use crate::cuda::kernels::{Kernels, Order};
+use crate::cuda::kernels::Kernels;
 use crate::cuda::layout::Layout;
 use crate::cuda::packing::Room;
 use crate::cuda::router::{Routes, SharedVisits};
@@ -104,7 +105,7 @@ fn times(gpu: &Gpu, kernels: &Kernels, steps: &[Step], layers: &[Experts], here:
     let buffers = ExpertBuffers::new(gpu, kernels, room, width, HIDDEN).unwrap();
     let routes = Routes::new(gpu, &moe, here.clone(), batch).unwrap();
     let y = gpu.allocate(4 * batch * HIDDEN).unwrap();
-    let out = Output { at: y.address(), add: false };
+    let out = Output { at: y.address(), add: false, then: None };
     let mut graphs = Graphs::new(gpu);
     let mut time = |(number, step): (usize, &Step)| {
         let x = Normed { natural: step.natural.address(), nvfp4: step.nvfp4.address() };

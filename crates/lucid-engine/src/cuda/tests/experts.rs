@@ -5,9 +5,10 @@ use lucid_checkpoint::{MoE, ScoringFunc};
 use super::full_width::config;
 use super::random::{self, Random, decoded, dot};
 use super::{bf16, gpu, gpu_with_terms, read, same_bits, some_of, split_vectors};
+use crate::cuda::arguments::Order;
 use crate::cuda::driver::{Address, Gpu};
 use crate::cuda::experts::{ExpertBuffers, Job, Normed, Output, Pass, visit};
-use crate::cuda::kernels::{Kernels, Order};
+use crate::cuda::kernels::Kernels;
 use crate::cuda::layout::Layout;
 use crate::cuda::packing::Room;
 use crate::cuda::router::{Routes, SharedVisits};
@@ -240,7 +241,7 @@ fn sum_over_ranks(gpu: &Gpu, kernels: &Kernels, layout: Layout, ranks: usize, co
         assert_eq!(experts.shared_visits, listed);
         let routes = Routes::new(gpu, &moe, experts.numbers.clone(), count).unwrap();
         let buffers = ExpertBuffers::new(gpu, kernels, room(count, hidden, width), width, hidden).unwrap();
-        let out = Output { at: y.address(), add: true };
+        let out = Output { at: y.address(), add: true, then: None };
         crate::cuda::experts::run(gpu, kernels, &experts, &routes, &buffers, count, x, out).unwrap();
         choices.push(routes.read(gpu, count).unwrap());
     }

@@ -3,7 +3,7 @@ use lucid_checkpoint::{Bytes, Matrix, Packed, ScaleType, Scales, e4m3_to_f32, nv
 
 use super::random::{self, Random, decoded, dot};
 use super::{bf16, gpu, gpu_with_terms, poisoned, read, same_bits, some_of, split_vectors};
-use crate::cuda::kernels::Order;
+use crate::cuda::arguments::Order;
 use crate::cuda::layout::Layout;
 use crate::cuda::layout::check_layout;
 use crate::cuda::matmul::{Product, multiply, multiply_plain};

@@ -2,7 +2,9 @@
 //! variant of a kernel against the others, to the bit.
 
 mod attention;
+mod attention_values;
 mod bench;
+mod combine;
 mod expanded;
 mod expert_ranks;
 mod experts;
@@ -19,9 +21,10 @@ mod timeline;
 
 use std::io::Write;
 
+use super::arguments::Order;
 use super::compile::Sizes;
 use super::driver::{Address, Buffer, Gpu};
-use super::kernels::{Kernels, Order};
+use super::kernels::Kernels;
 use super::matmul::split;
 
 /// The first GPU with all kernels for exact activations, or `None` and a visible line where there is none. With `LUCID_REQUIRE_CUDA` set, its absence

@@ -81,7 +81,7 @@ fn timeline_at_full_width() {
             model.forward(&tokens, &spans, None::<&mut ()>).unwrap();
             gpu.synchronize().unwrap();
             let kernels = launches(&gpu, &model);
-            // An embedding before the layers, a norm behind them.
+            // An embedding and a norm before the layers, each of which ends with the norm of the next: a part of that one.
             let of_layer = (kernels.len() - 2) / LAYERS;
             if kernels.len() != 2 + LAYERS * of_layer {
                 println!("{} launches are not {LAYERS} layers", kernels.len());
