@@ -401,18 +401,24 @@ pub const CATALOGUE: &[Case] = &[
         "quantization-loader",
         "one layer's query projection is the next layer's: its buffer was used again",
     ),
-    held_out(fault(
+    fault(
         "router-bias-coarse",
         Plant::Engine(Engine::RouterBiasCoarse),
         "moe-routing",
         "e_score_correction_bias lost its low bits, so that different biases are equal",
-    )),
-    held_out(fault(
+    ),
+    fault(
+        "router-logits-coarse",
+        Plant::Engine(Engine::RouterLogitsCoarse),
+        "moe-routing",
+        "the router's logits are computed in FP8",
+    ),
+    fault(
         "decode-context-shard-lost",
         Plant::Engine(Engine::DecodeContextShardLost),
         "attention-kernel",
         "answers beyond a length attend to a part of their context alone",
-    )),
+    ),
     fault(
         "attention-sums-lack-a-rank",
         Plant::Engine(Engine::AttentionSumsLackARank),
@@ -425,6 +431,21 @@ pub const CATALOGUE: &[Case] = &[
         "collectives",
         "sums after attention, experts and MLPs lack one rank's part",
     ),
+    held_out(fault(
+        "shared-expert-underweighted",
+        Plant::Engine(Engine::SharedExpertUnderweighted),
+        "moe-routing",
+        "the shared expert has a share of its weight, or a multiple",
+    )),
+    held_out(with(
+        fault(
+            "chunked-context-merge",
+            Plant::Engine(Engine::ChunkedContextMerge),
+            "attention-kernel",
+            "a prompt's later steps merge what they attended to at wrong offsets",
+        ),
+        Setup::SmallSteps,
+    )),
     fault(
         "repeat-answered-empty",
         Plant::RepeatAnsweredEmpty,

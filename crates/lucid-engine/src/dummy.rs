@@ -259,7 +259,7 @@ impl<'a> Noise<'a> {
         Ok(Experts {
             router: self.bf16(seed + 5, moe.n_routed_experts, self.config.hidden_size)?,
             bias: Some(vec![0.0; moe.n_routed_experts]),
-            bias_in_weights: false,
+            mistake: None,
             first: 0,
             routed: (0..moe.n_routed_experts)
                 .map(|expert| self.expert(seed + 1 + expert, width))

@@ -90,6 +90,15 @@ pub enum FeedForward {
     Experts(Box<Experts>),
 }
 
+/// A mistake of the router that no weights can make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterMistake {
+    /// The bias goes into the experts' weights too.
+    BiasInWeights,
+    /// Logits have so many significant bits: 8 in bfloat16, 11 in float16, 4 and 3 in FP8.
+    LogitBits(u32),
+}
+
 /// A mixture of experts.
 #[derive(Clone)]
 pub struct Experts {
@@ -97,8 +106,8 @@ pub struct Experts {
     pub router: Matrix,
     /// `e_score_correction_bias` `[experts]`
     pub bias: Option<Vec<f32>>,
-    /// Whether the bias goes into the experts' weights too: never, but for a planted fault.
-    pub bias_in_weights: bool,
+    /// What the router does wrongly: nothing, but for a planted fault.
+    pub mistake: Option<RouterMistake>,
     /// The number of the first routed expert that is here: 0, but on ranks that have only some.
     pub first: usize,
     /// The routed experts, or a rank's, in the order of their numbers.
@@ -487,7 +496,7 @@ impl Loader<'_> {
         Ok(Experts {
             router: self.matrix(&format!("{at}.gate"), moe.n_routed_experts, self.config.hidden_size)?,
             bias: Some(self.vector(&bias_name, moe.n_routed_experts)?),
-            bias_in_weights: false,
+            mistake: None,
             first: 0,
             routed: (0..moe.n_routed_experts)
                 .map(|expert| self.expert(&format!("{at}.experts.{expert}"), width))

@@ -355,6 +355,47 @@ fn a_part_of_the_context_is_lost_to_late_answers_alone() {
     assert_ne!(expected.get(1), found.get(1));
 }
 
+/// The strength is a power of `routed_scaling_factor`, 2.827 here: far below 0 nothing of the shared expert is left, as if it were dropped.
+#[test]
+fn a_shared_expert_is_weighed_by_the_routed_ones_factor() {
+    let with = |strength| {
+        let dosage = Dosage::Strength(strength, None);
+        scores("capital", Some(Planted { plant: Plant::SharedExpertUnderweighted, dosage })).unwrap().1
+    };
+    let right = scores("capital", None).unwrap().1;
+    let dropped = scores("capital", Some(Plant::SharedExpertDropped.into())).unwrap().1;
+    assert!(largest(&with(-40.0), &dropped) < 1e-4, "{}", largest(&with(-40.0), &dropped));
+    assert!(largest(&right, &with(-0.01)) < largest(&right, &with(-1.0)));
+    assert!(largest(&right, &with(1.0)) > 1e-3);
+}
+
+#[test]
+fn later_chunks_of_a_prompt_are_merged_wrongly() {
+    let text = tokens(&names_by_length().into_iter().find(|(length, _)| *length > 200).unwrap().1);
+    let first = |plant: Option<Planted>, step: usize, prompt: usize| {
+        let semantics = SemanticsOptions { plant, ..SemanticsOptions::default() };
+        let options = EngineOptions { semantics, max_step_tokens: Some(step), ..EngineOptions::default() };
+        let engine = Engine::start(&canary(), &options).unwrap();
+        let (sender, events) = channel();
+        let request = Request {
+            prompt: text[..prompt].to_vec(),
+            max_tokens: 3,
+            logprobs: Some(0),
+            ..Request::default()
+        };
+        engine.submit(request, move |event| sender.send(event).is_ok()).unwrap();
+        let scored = events.into_iter().filter_map(|event| match event {
+            Event::Token { logprobs, .. } => logprobs.map(|logprobs| logprobs.token.logprob),
+            _ => None,
+        });
+        scored.collect::<Vec<f32>>()
+    };
+    let broken = Some(Planted::from(Plant::ChunkedContextMerge));
+    assert_eq!(first(None, 1_024, 180), first(broken, 1_024, 180), "one step, and answers step by step");
+    assert_eq!(first(None, 64, 60), first(broken, 64, 60), "short enough for one step");
+    assert_ne!(first(None, 64, 180), first(broken, 64, 180));
+}
+
 /// A projection of layer 2 is layer 1's: the same as in a checkpoint whose file says so.
 #[test]
 fn what_is_copied_is_what_a_checkpoint_with_the_copy_holds() {

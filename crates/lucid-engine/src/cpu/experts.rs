@@ -8,12 +8,12 @@ use super::activations::{input_scale, round_to_nvfp4};
 use super::aligned::Aligned;
 use super::exp::silu;
 use super::matmul::{Inputs, OutputBuffer, Product, multiply};
-use super::router::{Route, preferences, route, weigh_with_bias};
+use super::router::{Route, of_bits, preferences, route, weigh_with_bias};
 use super::threads::Threads;
 use super::vectorize::vectorized;
 use crate::parallel::rank_of_shared;
 use crate::recycled::recycled;
-use crate::weights::{Experts as ExpertWeights, Mlp};
+use crate::weights::{Experts as ExpertWeights, Mlp, RouterMistake};
 
 /// Buffers of the feed-forward half; they grow to the largest step and stay.
 #[derive(Default)]
@@ -219,10 +219,13 @@ impl Experts {
         self.by_expert.resize_with(weights.of_some().count(), Vec::new);
         self.by_expert.iter_mut().for_each(Vec::clear);
         self.routes.resize_with(tokens.max(self.routes.len()), Vec::new);
+        if let Some(RouterMistake::LogitBits(bits)) = weights.mistake {
+            self.logits.iter_mut().for_each(|logit| *logit = of_bits(*logit, bits));
+        }
         for row in 0..tokens {
             let logits = &self.logits[row * experts..(row + 1) * experts];
             route(moe, logits, weights.bias.as_deref(), &mut self.routes[row]);
-            if let Some(bias) = weights.bias.as_deref().filter(|_| weights.bias_in_weights) {
+            if let (Some(RouterMistake::BiasInWeights), Some(bias)) = (weights.mistake, &weights.bias) {
                 weigh_with_bias(moe, logits, bias, &mut self.routes[row]);
             }
             for route in self.routes[row].iter().filter(|route| here.contains(&route.expert)) {

@@ -98,6 +98,16 @@ pub fn weigh_with_bias(moe: &MoE, logits: &[f32], bias: &[f32], routes: &mut [Ro
     }
 }
 
+/// The nearest number of so many significant bits, ties to even: what a narrower type keeps of it (`RouterMistake::LogitBits`).
+pub fn of_bits(x: f32, bits: u32) -> f32 {
+    let cut = f32::MANTISSA_DIGITS.saturating_sub(bits.max(1));
+    if cut == 0 || !x.is_finite() {
+        return x;
+    }
+    let half = (1_u32 << (cut - 1)) - 1 + (x.to_bits() >> cut & 1);
+    f32::from_bits(x.to_bits().wrapping_add(half) >> cut << cut)
+}
+
 /// The later candidate only if it is really better; anything is better than NaN.
 fn better<'a>(best: (usize, &'a f32), next: (usize, &'a f32)) -> (usize, &'a f32) {
     if next.1 > best.1 || best.1.is_nan() { next } else { best }
@@ -151,6 +161,17 @@ fn keep_best_groups(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What bfloat16 has for a tenth and for 7.03, and what E4M3 has beside 1.1875 and 1.3125, which lie between two of its numbers.
+    #[test]
+    fn a_narrower_type_keeps_the_nearest() {
+        assert_eq!(
+            [0.1, 7.03, -129.3, 1.0].map(|x| of_bits(x, 8)),
+            [0.100_097_656_25, 7.031_25, -129.0, 1.0]
+        );
+        assert_eq!([1.18, 1.19, 1.1875, 1.3125].map(|x| of_bits(x, 4)), [1.125, 1.25, 1.25, 1.25]);
+        assert!(of_bits(f32::NAN, 8).is_nan() && of_bits(0.3, 24) == 0.3);
+    }
 
     fn moe(experts: usize, per_token: usize, groups: usize, keep: usize) -> MoE {
         MoE {

@@ -145,7 +145,7 @@ impl<'a> Shard<'a> {
         Ok(Experts {
             router: experts.router.clone(),
             bias: experts.bias.clone(),
-            bias_in_weights: experts.bias_in_weights,
+            mistake: experts.mistake,
             first: numbers.start,
             routed,
             shared,

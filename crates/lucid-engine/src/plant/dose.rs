@@ -93,6 +93,7 @@ fn layers_with(plant: Plant, config: &Config) -> Range<usize> {
         | Plant::GateUpSwapped
         | Plant::ExpertsOfFirstRankAlone
         | Plant::ExpertsOfOneRankLost
+        | Plant::SharedExpertUnderweighted
         | Plant::WeightsRequantized4Bit => {
             (0..config.num_hidden_layers).find(|&i| config.is_moe_layer(i)).unwrap_or(0)
         }
@@ -147,6 +148,10 @@ fn strengths(plant: Plant) -> (f64, &'static [f64]) {
         Plant::LoaderViewOverwritten => (1.0, &[0.5, 1.0]),
         // bfloat16's steps from 4 and from 8 on: GLM-5.2's biases lie around 7.
         Plant::RouterBiasCoarse => (0.03125, &[0.03125, 0.0625]),
+        // The power of `routed_scaling_factor` that the shared expert has too much.
+        Plant::SharedExpertUnderweighted => (-1.0, &[-1.0, 1.0]),
+        // Significant bits of E4M3 and E5M2. bfloat16 has 8, which move the canary by less than f32's rounding is allowed.
+        Plant::RouterLogitsCoarse => (4.0, &[4.0, 3.0]),
         // Ranks that share the context, page by page.
         Plant::DecodeContextShardLost => (2.0, &[2.0, 4.0]),
         // Numbers of rows that are a multiple of this are too many.

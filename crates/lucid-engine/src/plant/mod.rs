@@ -122,6 +122,13 @@ pub enum Plant {
     AttentionSumsLackARank,
     /// Sums after attention, experts and MLPs lack one rank's part, in every step.
     SumsLackARank,
+    /// A fused shared expert has a share of its weight: `routed_scaling_factor` is undone where nobody applies it (SGLang #28237).
+    SharedExpertUnderweighted,
+    /// A prompt's later steps merge what they attended to of earlier ones at wrong offsets: heads are read as if they were as wide as
+    /// padded ones (vLLM #26042, #18807).
+    ChunkedContextMerge,
+    /// The router's logits are computed in a type of few bits, as FP8 has.
+    RouterLogitsCoarse,
 }
 
 /// Where a fault acts.
@@ -143,7 +150,7 @@ enum Site {
 
 impl Plant {
     /// Every fault that the engine can plant.
-    pub const ALL: [Plant; 45] = [
+    pub const ALL: [Plant; 48] = [
         Plant::RopeHalfSplit,
         Plant::YarnFactorHalf,
         Plant::YarnMscaleMissing,
@@ -169,8 +176,10 @@ impl Plant {
         Plant::ExpertsOfOneRankLost,
         Plant::LoaderViewOverwritten,
         Plant::RouterBiasCoarse,
+        Plant::RouterLogitsCoarse,
         Plant::AttentionSumsLackARank,
         Plant::SumsLackARank,
+        Plant::SharedExpertUnderweighted,
         Plant::LatentNormEps,
         Plant::WeightsRequantized4Bit,
         Plant::CausalOffByOne,
@@ -189,6 +198,7 @@ impl Plant {
         Plant::GemmZerosAtSizes,
         Plant::SmallSumsLackARank,
         Plant::DecodeContextShardLost,
+        Plant::ChunkedContextMerge,
     ];
 
     /// The fault's name on the command line.
@@ -237,9 +247,12 @@ impl Plant {
             Plant::SmallSumsLackARank => "small-sums-lack-a-rank",
             Plant::LoaderViewOverwritten => "loader-view-overwritten",
             Plant::RouterBiasCoarse => "router-bias-coarse",
+            Plant::RouterLogitsCoarse => "router-logits-coarse",
             Plant::DecodeContextShardLost => "decode-context-shard-lost",
             Plant::AttentionSumsLackARank => "attention-sums-lack-a-rank",
             Plant::SumsLackARank => "sums-lack-a-rank",
+            Plant::SharedExpertUnderweighted => "shared-expert-underweighted",
+            Plant::ChunkedContextMerge => "chunked-context-merge",
         }
     }
 
@@ -275,8 +288,10 @@ impl Plant {
             | Plant::ExpertsOfOneRankLost
             | Plant::LoaderViewOverwritten
             | Plant::RouterBiasCoarse
+            | Plant::RouterLogitsCoarse
             | Plant::AttentionSumsLackARank
             | Plant::SumsLackARank
+            | Plant::SharedExpertUnderweighted
             | Plant::WeightsRequantized4Bit => Site::Weights,
             Plant::RopeHalfSplit | Plant::LatentNormEps => Site::Semantics,
             Plant::CausalOffByOne => Site::Mask,
@@ -292,6 +307,7 @@ impl Plant {
             | Plant::GemmZerosAtSizes
             | Plant::SmallSumsLackARank
             | Plant::DecodeContextShardLost
+            | Plant::ChunkedContextMerge
             | Plant::NanAfterNRequests => Site::Running,
         }
     }
@@ -412,7 +428,8 @@ impl Planted {
 
     /// Whether only the processor's forward pass can make it.
     pub(crate) fn needs_cpu(self, config: &Config) -> bool {
-        self.running(config).is_some() || self.plant == Plant::RouterBiasInWeights
+        self.running(config).is_some()
+            || matches!(self.plant, Plant::RouterBiasInWeights | Plant::RouterLogitsCoarse)
     }
 
     /// The part that acts while the model runs, if there is one.

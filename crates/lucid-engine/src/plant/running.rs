@@ -28,6 +28,8 @@ pub(crate) struct Running {
     reuses: usize,
     /// Rows of this step that belong to a prompt beside the first one.
     later_prompts: Vec<std::ops::Range<usize>>,
+    /// Rows of this step that go on with a prompt.
+    later_chunks: Vec<std::ops::Range<usize>>,
     /// Tokens of each page, as far as they are written.
     tokens: HashMap<PageId, Vec<TokenId>>,
     /// What a reused page keeps, or what the first page with these tokens holds.
@@ -66,6 +68,7 @@ impl Running {
             requests: 0,
             reuses: 0,
             later_prompts: Vec::new(),
+            later_chunks: Vec::new(),
             tokens: HashMap::new(),
             stale: HashMap::new(),
             first: HashMap::new(),
@@ -77,6 +80,8 @@ impl Running {
         self.steps += 1;
         let prompts = spans.iter().filter(|span| span.count > 1);
         self.later_prompts = prompts.skip(1).map(|span| span.row..span.row + span.count).collect();
+        let later = spans.iter().filter(|span| span.count > 1 && span.position > 0);
+        self.later_chunks = later.map(|span| span.row..span.row + span.count).collect();
         // A prompt's later chunks count as well; they are few.
         self.requests += spans.iter().filter(|span| span.position == 0 || span.count > 1).count();
         for span in spans {
@@ -207,6 +212,13 @@ impl Running {
 
     /// Before a layer's output projection: `heads` `[tokens, heads V]`, of `count` heads.
     pub(crate) fn attended_heads(&self, tokens: usize, count: usize, heads: &mut [f32]) {
+        if self.plant == Plant::ChunkedContextMerge {
+            let row = heads.len() / tokens.max(1);
+            for rows in &self.later_chunks {
+                let Some(rows) = heads.get_mut(rows.start * row..rows.end * row) else { continue };
+                rows.chunks_exact_mut(row.max(1)).for_each(|row| read_as_padded(row, count));
+            }
+        }
         if self.plant != Plant::SmallSumsLackARank || tokens > self.dose.onset {
             return;
         }
@@ -322,6 +334,15 @@ impl Running {
                 }
             }
         }
+    }
+}
+
+/// Reads `count` heads where they would begin if they were half as wide again, as a value of 128 in the space of a key of 192; round the end.
+fn read_as_padded(heads: &mut [f32], count: usize) {
+    let (right, width) = (heads.to_vec(), heads.len() / count.max(1));
+    for (h, head) in heads.chunks_exact_mut(width.max(1)).enumerate() {
+        let begins = h * (width + width / 2);
+        head.iter_mut().enumerate().for_each(|(i, x)| *x = right[(begins + i) % right.len()]);
     }
 }
 

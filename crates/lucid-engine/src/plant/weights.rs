@@ -3,7 +3,7 @@
 use lucid_checkpoint::{Bytes, Config, Matrix, Packed, e4m3_to_f32, f32_to_e4m3};
 
 use super::{Dose, Plant, copies, ranks};
-use crate::weights::{Experts, FeedForward, Mlp, Weights};
+use crate::weights::{Experts, FeedForward, Mlp, RouterMistake, Weights};
 
 /// Columns of one NVFP4 scale.
 const NVFP4_BLOCK: usize = 16;
@@ -18,10 +18,19 @@ pub(super) fn change(plant: Plant, dose: &Dose, config: &Config, weights: &mut W
             biases.map(|bias| *bias = (*bias / step).round() * step).count() > 0
         }),
         Plant::RouterBiasInWeights => on_experts(weights, dose, |experts| {
-            experts.bias_in_weights = experts.bias.is_some();
-            experts.bias_in_weights
+            experts.mistake = experts.bias.is_some().then_some(RouterMistake::BiasInWeights);
+            experts.mistake.is_some()
+        }),
+        Plant::RouterLogitsCoarse => on_experts(weights, dose, |experts| {
+            experts.mistake = Some(RouterMistake::LogitBits(dose.strength as u32));
+            true
         }),
         Plant::SharedExpertDropped => on_experts(weights, dose, |experts| experts.shared.take().is_some()),
+        Plant::SharedExpertUnderweighted => on_experts(weights, dose, |experts| {
+            let factor = config.moe.as_ref().map_or(1.0, |moe| moe.routed_scaling_factor.powf(dose.strength));
+            experts.shared.iter_mut().map(|mlp| scale(&mut mlp.down, factor as f32)).count() > 0
+                && factor != 1.0
+        }),
         Plant::GateUpSwapped => on_experts(weights, dose, |experts| {
             experts.routed.iter_mut().for_each(|mlp| std::mem::swap(&mut mlp.gate, &mut mlp.up));
             true
@@ -140,6 +149,17 @@ fn requantize(matrix: &mut Matrix, group: usize) {
             }
         }
         bytes.extend(row.iter().flat_map(|x| x.to_le_bytes()));
+    }
+    matrix.packed = Packed::F32(bytes.into());
+}
+
+/// Every number times a factor.
+fn scale(matrix: &mut Matrix, factor: f32) {
+    let mut row = vec![0f32; matrix.cols];
+    let mut bytes = Vec::with_capacity(matrix.rows * matrix.cols * 4);
+    for i in 0..matrix.rows {
+        matrix.decode_row(i, &mut row);
+        bytes.extend(row.iter().flat_map(|x| (x * factor).to_le_bytes()));
     }
     matrix.packed = Packed::F32(bytes.into());
 }

@@ -205,7 +205,7 @@ fn sum_over_ranks(gpu: &Gpu, kernels: &Kernels, layout: Layout, ranks: usize, co
     let host = crate::weights::Experts {
         router: random::matrix(Layout::Bf16, EXPERTS, hidden, 90),
         bias: None,
-        bias_in_weights: false,
+        mistake: None,
         first: 0,
         routed: (0..EXPERTS as u64).map(|e| mlp(Layout::Nvfp4, 10 * e)).collect(),
         shared: Some(mlp(layout, 70)),
