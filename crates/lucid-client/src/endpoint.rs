@@ -127,6 +127,12 @@ impl Endpoint {
         (exchanges, Ok(endpoint))
     }
 
+    /// The same server, whose calls may take so long, generation included.
+    #[must_use]
+    pub fn waiting(&self, limit: Duration) -> Endpoint {
+        Endpoint { http: self.http.waiting(limit), ..self.clone() }
+    }
+
     /// The server's address.
     #[must_use]
     pub fn url(&self) -> &BaseUrl {
@@ -236,14 +242,7 @@ impl Endpoint {
         past_end: bool,
     ) -> Reply<(Vec<ScoredToken>, Vec<ScoredToken>)> {
         let capabilities = self.dialect().capabilities();
-        let top = top.min(capabilities.max_logprobs);
-        let mut request = CompletionRequest::greedy(crate::Prompt::Tokens(prompt.to_vec()), max_tokens);
-        request.logprobs = Some(top);
-        request.extra = self.dialect().scoring_fields(top);
-        if past_end {
-            // All of them have this one.
-            request.extra.insert("ignore_eos".into(), true.into());
-        }
+        let request = self.scoring_request(prompt, max_tokens, top, past_end);
         self.complete(&request).and_then(|exchange, answer| {
             let choice = answer.choices.first().ok_or_else(|| shape(exchange, "`choices` is empty"))?;
             let generated =
@@ -256,6 +255,41 @@ impl Endpoint {
             };
             Ok((of_prompt, generated))
         })
+    }
+
+    /// The same where nothing is asked of the prompt itself: a server computes what it is asked about, and reads from its prefix cache what it
+    /// is not.
+    pub fn follow_tokens(
+        &self,
+        prompt: &[u32],
+        max_tokens: u32,
+        top: u32,
+        past_end: bool,
+    ) -> Reply<Vec<ScoredToken>> {
+        let mut request = self.scoring_request(prompt, max_tokens, top, past_end);
+        request.extra.remove("prompt_logprobs");
+        self.complete(&request).and_then(|exchange, answer| {
+            let choice = answer.choices.first().ok_or_else(|| shape(exchange, "`choices` is empty"))?;
+            self.dialect().completion_logprobs(choice).map_err(|reason| shape(exchange, &reason))
+        })
+    }
+
+    fn scoring_request(
+        &self,
+        prompt: &[u32],
+        max_tokens: u32,
+        top: u32,
+        past_end: bool,
+    ) -> CompletionRequest {
+        let top = top.min(self.dialect().capabilities().max_logprobs);
+        let mut request = CompletionRequest::greedy(crate::Prompt::Tokens(prompt.to_vec()), max_tokens);
+        request.logprobs = Some(top);
+        request.extra = self.dialect().scoring_fields(top);
+        if past_end {
+            // All of them have this one.
+            request.extra.insert("ignore_eos".into(), true.into());
+        }
+        request
     }
 
     /// The experts that the tokens of a prompt went to, of a model with so many layers and so many experts a token. `None` if the server

@@ -26,7 +26,6 @@ impl Http {
     ) -> Http {
         let mut config = ureq::Agent::config_builder()
             .timeout_connect(Some(connect))
-            .timeout_global(Some(limit))
             .http_status_as_error(false)
             // A redirect would carry the key to another host, and hides where the answer came from.
             .max_redirects(0)
@@ -39,6 +38,11 @@ impl Http {
             config = config.proxy(None);
         }
         Http { agent: config.build().new_agent(), key, limit, max_body }
+    }
+
+    /// The same that waits so long.
+    pub(crate) fn waiting(&self, limit: Duration) -> Http {
+        Http { limit, ..self.clone() }
     }
 
     /// Sends one request. `each` sees the body as it arrives, with the seconds since it was sent.
@@ -101,9 +105,9 @@ impl Http {
             reason: self.redact(&error.to_string()),
         };
         let response = if body.is_some() {
-            self.agent.run(request.body(payload).map_err(bad_header)?)
+            self.run(request.body(payload).map_err(bad_header)?)
         } else {
-            self.agent.run(request.body(()).map_err(bad_header)?)
+            self.run(request.body(()).map_err(bad_header)?)
         };
         let response = response.map_err(|error| self.transport(url, &error))?;
         exchange.first_byte_seconds = Some(sent.elapsed().as_secs_f64());
@@ -128,6 +132,13 @@ impl Http {
                 return Err(Error::TooLarge { url: url.to_owned(), limit: self.max_body });
             }
         }
+    }
+
+    fn run(
+        &self,
+        request: ureq::http::Request<impl ureq::AsSendBody>,
+    ) -> Result<ureq::http::Response<ureq::Body>, ureq::Error> {
+        self.agent.run(self.agent.configure_request(request).timeout_global(Some(self.limit)).build())
     }
 
     fn transport(&self, url: &str, error: &ureq::Error) -> Error {

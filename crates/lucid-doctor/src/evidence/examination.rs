@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Barrier, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lucid_checkpoint::TokenId;
 use lucid_client::{ChatAnswer, ChatRequest, Endpoint, Error, Exchange, Reply, TokenName, Usage};
@@ -17,6 +17,12 @@ const KEPT_BODY: usize = 16 * 1024;
 
 /// After so many answers that don't end, no probe waits for another.
 const PATIENCE: usize = 2;
+/// No answer is waited for less than this.
+const LEAST_WAIT: Duration = Duration::from_secs(30);
+/// How many times as long as the slowest answer took for each of its tokens; less after an answer that was late.
+const WAIT: [f64; 2] = [10.0, 5.0];
+/// Bytes of a prompt that are surely a token.
+const BYTES_OF_A_TOKEN: usize = 3;
 /// Requests that are under way at a time, at the most.
 const MOST_TOGETHER: usize = 64;
 
@@ -40,6 +46,8 @@ pub(crate) struct Evidence {
     pub(crate) failures: Vec<(usize, String)>,
     /// Calls that did not come to an end in time.
     pub(crate) timeouts: usize,
+    /// Of the answers that came, the most seconds for each token.
+    pub(crate) slowest_token: Option<f64>,
     /// Long answers were late, and short ones came.
     pub(crate) slow: bool,
     /// Whether the same request, alone, gets answers from different distributions: then a change in company proves nothing.
@@ -143,7 +151,31 @@ impl Examination<'_> {
         endpoint: &Endpoint,
         request: &ChatRequest,
     ) -> (usize, Result<ChatAnswer, Error>) {
-        self.take(endpoint.chat(request))
+        let reply = endpoint.waiting(self.patience_for(request)).chat(request);
+        if let Ok(answer) = &reply.outcome {
+            self.note_pace(reply.exchange.seconds, answer.usage.map_or(0, |usage| usage.completion_tokens));
+        }
+        self.take(reply)
+    }
+
+    /// An answer of so many tokens came after so many seconds.
+    #[allow(clippy::cast_precision_loss)] // tokens of an answer
+    pub(crate) fn note_pace(&mut self, seconds: f64, tokens: u64) {
+        let pace = seconds / tokens.max(1) as f64;
+        let slowest = &mut self.evidence.slowest_token;
+        *slowest = Some(slowest.map_or(pace, |slowest| slowest.max(pace)));
+    }
+
+    /// How long an answer is waited for: many times as long as the slowest so far needed for as many tokens, and never longer than the user
+    /// says. Whoever stands still is not given minutes for it.
+    pub(crate) fn patience_for(&self, request: &ChatRequest) -> Duration {
+        let limit = self.subject.timeout;
+        let (Some(pace), Some(most)) = (self.evidence.slowest_token, request.max_tokens) else {
+            return limit;
+        };
+        let bytes: usize = request.messages.iter().map(|message| message.content.len()).sum();
+        let tokens = u32::try_from(bytes / BYTES_OF_A_TOKEN).unwrap_or(u32::MAX).saturating_add(most);
+        wait(pace, tokens, self.evidence.timeouts > 0).min(limit)
     }
 
     /// Asks in chat form, and keeps the log-probabilities.
@@ -199,6 +231,13 @@ impl Examination<'_> {
     }
 }
 
+/// `pace` is in seconds a token.
+fn wait(pace: f64, tokens: u32, was_late: bool) -> Duration {
+    let seconds = WAIT[usize::from(was_late)] * pace * f64::from(tokens);
+    // A pace that is no number of seconds has no limit of its own.
+    LEAST_WAIT + Duration::try_from_secs_f64(seconds).unwrap_or(Duration::from_secs(u64::from(u32::MAX)))
+}
+
 /// Whether the server failed a call. What it says it has not got (501: llama-server's `/metrics`, unless it was asked for) is no failure.
 fn is_failure(error: &Error) -> bool {
     match error {
@@ -211,6 +250,14 @@ fn is_failure(error: &Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whoever_stands_still_is_waited_for_by_its_own_pace() {
+        assert_eq!(wait(0.01, 600, false), Duration::from_secs(90));
+        assert_eq!(wait(0.01, 600, true), Duration::from_secs(60));
+        assert!(wait(2.0, 600, true) > Duration::from_secs(3_600), "a slow one has the user's limit");
+        assert!(wait(f64::INFINITY, 1, false) > Duration::from_secs(3_600));
+    }
 
     #[test]
     fn what_a_server_has_not_got_is_no_failure() {

@@ -34,6 +34,9 @@ pub(crate) struct Mistake {
     within: Option<String>,
     /// The strength that the engine's fault usually has, where the title has to tell it.
     usual: Option<f64>,
+    /// Whether it is held only against servers that declare f32: others may honestly compute so.
+    #[serde(default)]
+    pub(crate) declared: bool,
     /// Whether it is a projection of one layer that holds another layer's, which has places in place of strengths.
     #[serde(default)]
     pub(crate) copies: bool,

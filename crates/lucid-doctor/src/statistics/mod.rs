@@ -5,6 +5,7 @@ mod change_point;
 mod draws;
 mod periodic;
 mod random;
+mod ranks;
 mod sequential;
 mod wilson;
 
@@ -13,5 +14,6 @@ pub use change_point::{Change, change_point};
 pub use draws::DrawTest;
 pub use periodic::periodic;
 pub use random::Random;
+pub use ranks::mann_whitney;
 pub use sequential::{Decision, SequentialTest};
 pub use wilson::{Rate, wilson};

@@ -290,7 +290,7 @@ fn is_slow(examination: &mut Examination<'_>, endpoint: &Endpoint) -> bool {
     }
     let limit = examination.subject.timeout.as_secs();
     examination.evidence.obstacles.push(format!(
-        "some answers took longer than {limit} s while short ones came: the server is slow, or the limit is short"
+        "some answers took longer than their length asks for by this server's own pace, or than {limit} s, while short ones came: the server is slow, or the limit is short"
     ));
     // Once: a server that is late again stalls.
     examination.evidence.slow = true;

@@ -1,12 +1,15 @@
 //! Does a server answer at all, and which?
 
-use lucid_client::{BaseUrl, Dialect, Endpoint, EndpointOptions};
+use lucid_client::{BaseUrl, ChatRequest, Dialect, Endpoint, EndpointOptions, Message};
 
 use crate::checks::{Check, Examined, Need, Skip, TypicalCost};
 use crate::evidence::{Claim, Examination};
 use crate::report::{Finding, ProofKind, Severity};
 
 pub(crate) struct Liveness;
+
+/// Tokens of an answer that say how fast a server is: fewer than any after which one stands still.
+const PACE: u32 = 4;
 
 impl Check for Liveness {
     fn id(&self) -> &'static str {
@@ -22,7 +25,7 @@ impl Check for Liveness {
     }
 
     fn cost(&self) -> TypicalCost {
-        TypicalCost { requests: 4, tokens: 0 }
+        TypicalCost { requests: 5, tokens: 60 }
     }
 
     fn run(&self, examination: &mut Examination<'_>) -> Result<Examined, Skip> {
@@ -81,6 +84,14 @@ impl Check for Liveness {
             .proof(ProofKind::Exchange, number.to_string(), error.to_string());
             findings.push(finding);
         }
+        // How fast it is says how long answers are waited for.
+        let request = ChatRequest {
+            max_tokens: Some(PACE),
+            temperature: Some(0.0),
+            ..ChatRequest::new(vec![Message::user("Hello")])
+        };
+        // A refusal is the ladder's to find.
+        let _ = examination.chat(&endpoint, &request);
         let version = info.version.map(|version| format!(" {version}")).unwrap_or_default();
         let length = info.max_model_len.map(|length| format!(", context {length}")).unwrap_or_default();
         let covered =

@@ -117,7 +117,8 @@ fn ask(
     let stalls = examination.evidence.timeouts >= 2;
     let whole = (!stalls).then(|| examination.chat(endpoint, request));
     let mut pieces = 0;
-    let (number, streamed) = examination.take(endpoint.chat_stream(request, |_| pieces += 1));
+    let (number, streamed) = examination
+        .take(endpoint.waiting(examination.patience_for(request)).chat_stream(request, |_| pieces += 1));
     let check = "endpoint.streaming";
     let broken = |slug: &str, title: &str, text: String| {
         Finding::new(check, slug, Severity::Error, title).detail(text.clone()).proof(

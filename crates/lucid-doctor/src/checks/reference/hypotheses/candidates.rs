@@ -30,6 +30,7 @@ impl Hypothesis {
 pub(super) fn general(claim: Option<Claim>) -> Vec<Hypothesis> {
     let table = hypotheses();
     let mistakes = table.mistakes.iter().filter(|mistake| !mistake.copies && !is_of_sums(mistake));
+    let mistakes = mistakes.filter(|mistake| !mistake.declared || claim.is_some());
     let mistakes = mistakes.flat_map(|mistake| of_mistake(mistake, None, claim));
     let variations = table.variations.iter().map(|variation| Hypothesis {
         name: variation.name.clone(),

@@ -6,10 +6,12 @@
 //!
 //! Numbers of tokens that came out wrong are an accusation only if fresh texts of the same length are wrong again, and fresh ones of
 //! neighbouring lengths are right. Where short steps are wrong and long ones right, what the short ones compute is looked for
-//! ([`short_steps`]).
+//! ([`short_steps`]). Where all of them are right and answers are not, the same contexts are read as prompts and decoded ([`decoding`]).
 
+mod decoding;
 mod pattern;
 mod probe;
+mod ranks;
 mod short_steps;
 
 use lucid_checkpoint::TokenId;
@@ -130,8 +132,9 @@ impl Check for Sizes {
                 trials.extend(probe.ask(examination, size));
             }
         }
-        let found = pattern(&trials, last_alone);
-        let confirmed = match &found {
+        let mut found = pattern(&trials, last_alone);
+        let mut bar = pattern::bar(&trials);
+        let mut confirmed = match &found {
             Pattern::Above { right, wrong } if last_alone => {
                 probe.is_seldom_right(examination, &trials, *right, *wrong)
             }
@@ -140,7 +143,16 @@ impl Check for Sizes {
             Pattern::Some(wrong) => probe.confirmed(examination, &trials, wrong),
             Pattern::Right | Pattern::Wrong => Vec::new(),
         };
-        examination.evidence.probes.push(table(self.id(), &trials, &found));
+        if undeclared && confirmed.is_empty() {
+            // No single step is far enough: all on one side of a length may be.
+            if let Some(edge) = ranks::edge(&trials) {
+                confirmed = probe.is_parted(examination, &edge);
+                if !confirmed.is_empty() {
+                    (found, bar) = (edge.pattern, edge.bar);
+                }
+            }
+        }
+        examination.evidence.probes.push(table(self.id(), &trials, &found, bar));
         examination.evidence.threshold |= matches!(found, Pattern::Above { .. }) && !confirmed.is_empty();
         let (first, last) = (trials.first().map_or(0, |t| t.size), trials.last().map_or(0, |t| t.size));
         let covered = format!("{} numbers of tokens from {first} to {last}", trials.len());
@@ -149,7 +161,7 @@ impl Check for Sizes {
         {
             examination.evidence.short_steps = true;
             let findings =
-                vec![short_steps::finding(self.id(), examination, &trials, [wrong, right], &confirmed)];
+                vec![short_steps::finding(self.id(), examination, &trials, [wrong, right], bar, &confirmed)];
             return Ok(Examined { findings, covered });
         }
         let mut findings = findings(self.id(), &trials, &found, &confirmed);
@@ -166,9 +178,16 @@ impl Check for Sizes {
             }
             findings.extend(beyond);
         }
-        if last_alone {
+        // Prompts are read rightly, whatever their length: are answers written from all of their context?
+        let partial = if matches!(found, Pattern::Right) && decoding::is_suspected(examination) {
+            decoding::look(self.id(), examination, &mut probe, longest)
+        } else {
+            None
+        };
+        if last_alone && partial.is_none() {
             findings.extend(answers_alone(self.id(), examination, &trials));
         }
+        findings.extend(partial);
         Ok(Examined { findings, covered })
     }
 }
@@ -182,13 +201,12 @@ fn answers_alone(check: &str, examination: &Examination<'_>, trials: &[Trial]) -
     only_while_decoding(check, &scores, Measure { exact: examination.evidence.claim.is_some() })
 }
 
-fn table(check: &str, trials: &[Trial], found: &Pattern) -> ProbeTable {
+fn table(check: &str, trials: &[Trial], found: &Pattern, bar: f64) -> ProbeTable {
     let mut table = ProbeTable::new(
         check,
         "By the number of tokens in a step",
         &["tokens", "nats a token from the reference", "judged"],
     );
-    let bar = pattern::bar(trials);
     for trial in trials {
         let wrong = *found != Pattern::Right && trial.is_wrong(bar);
         table.row(&[&trial.size, &nats(trial.kl), &if wrong { "wrong" } else { "right" }]);

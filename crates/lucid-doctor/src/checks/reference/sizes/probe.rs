@@ -5,10 +5,11 @@ use lucid_client::Endpoint;
 use lucid_engine::Scorer;
 
 use super::pattern::{self, Trial, neighbours};
+use super::ranks::{self, Edge};
 use crate::evidence::{Examination, compare, observed};
 
 /// Candidates beside each token.
-const TOP: u32 = 5;
+pub(super) const TOP: u32 = 5;
 /// How far apart prompts begin in the text.
 const STRIDE: usize = 37;
 /// Sizes that are looked at again, and fresh texts for each.
@@ -16,6 +17,8 @@ const CANDIDATES: usize = 4;
 const FRESH: usize = 3;
 /// Sizes that were wrong again which suffice.
 const CONFIRMED: usize = 2;
+/// Fresh texts on either side of an edge that ranks show.
+const NEAR: usize = 8;
 /// Tokens of text whose followers are looked at.
 const MOST_TEXT: usize = 1_500;
 /// A model is sure of a token that it holds for as likely as this.
@@ -38,14 +41,7 @@ pub(super) struct Probe {
 impl Probe {
     /// A prompt of so many tokens, and how far what follows is from the reference.
     pub(super) fn ask(&mut self, examination: &mut Examination<'_>, size: usize) -> Result<Trial, String> {
-        for _ in 0..BEGINNINGS {
-            self.begins = (self.begins + STRIDE) % self.text.len();
-            let end = (self.begins + size - 1) % self.text.len();
-            if self.unsure.as_ref().is_none_or(|unsure| unsure.get(end).copied().unwrap_or(false)) {
-                break;
-            }
-        }
-        let tokens: Vec<TokenId> = self.text.iter().cycle().skip(self.begins).take(size).copied().collect();
+        let tokens = self.cut(size);
         let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
         let (exchange, outcome) = examination.take(self.endpoint.score_tokens(&ids, 1, TOP, false));
         let (of_prompt, generated) = outcome.map_err(|error| error.to_string())?;
@@ -59,6 +55,18 @@ impl Probe {
         // Where the last layer is wrong, the last token alone may show it.
         let beyond = exact.then(|| (score.beyond(), last.is_beyond()));
         Ok(Trial { size, kl: score.mean_kl(), last, beyond, exchange, said: (observed, score) })
+    }
+
+    /// A prompt of so many tokens that begins elsewhere than the ones before.
+    pub(super) fn cut(&mut self, size: usize) -> Vec<TokenId> {
+        for _ in 0..BEGINNINGS {
+            self.begins = (self.begins + STRIDE) % self.text.len();
+            let end = (self.begins + size - 1) % self.text.len();
+            if self.unsure.as_ref().is_none_or(|unsure| unsure.get(end).copied().unwrap_or(false)) {
+                break;
+            }
+        }
+        self.text.iter().cycle().skip(self.begins).take(size).copied().collect()
     }
 
     /// Finds the places at which a wrong computation shows: where the model is sure, it stays sure.
@@ -95,6 +103,29 @@ impl Probe {
         let spared =
             below.into_iter().all(|size| self.ask(examination, size).is_ok_and(|trial| !trial.is_wrong(bar)));
         if spared && shown.len() >= beyond.len() { shown } else { Vec::new() }
+    }
+
+    /// Fresh prompts near an edge, those of the wrong side, if ranks part them again; empty if they don't. Near it, an honest engine's distances are
+    /// alike, however they grow with the length.
+    pub(super) fn is_parted(&mut self, examination: &mut Examination<'_>, edge: &Edge) -> Vec<Trial> {
+        let Some((wrong, right, above)) = edge.sides() else { return Vec::new() };
+        let mut ask = |from: usize, shorter: bool| -> Vec<Trial> {
+            let sizes = (0..NEAR).map(|i| {
+                // Up to half as long, or half as long again.
+                let step = i * from / (2 * NEAR);
+                if shorter { from - step } else { from + step }
+            });
+            let sizes: Vec<usize> = sizes.collect();
+            sizes
+                .into_iter()
+                .filter_map(|size| {
+                    examination.step(0, 1, &format!("{size} tokens, once more"));
+                    self.ask(examination, size).ok()
+                })
+                .collect()
+        };
+        let (wrong, right) = (ask(wrong, !above), ask(right, above));
+        if ranks::is_again(&wrong, &right) { wrong } else { Vec::new() }
     }
 
     /// Wrong sizes that are wrong again with fresh texts while their neighbours are right.

@@ -6,7 +6,7 @@
 
 use super::super::hypotheses::{LostSum, lost_sum};
 use super::INNOCENT;
-use super::pattern::{self, Trial};
+use super::pattern::Trial;
 use crate::evidence::{Examination, Observed, PromptScore};
 use crate::report::html::nats;
 use crate::report::{Finding, ProofKind, Severity};
@@ -16,15 +16,15 @@ const RE_SCORED: usize = 12;
 /// Tokens of such a prompt, at the least: at fewer, little hangs on attention.
 const LEAST: usize = 4;
 
-/// `edge`: the longest wrong and the shortest right number of tokens.
+/// `edge`: the longest wrong and the shortest right number of tokens; `bar`: the divergence above which one is wrong.
 pub(super) fn finding(
     check: &str,
     examination: &mut Examination<'_>,
     trials: &[Trial],
     edge: [usize; 2],
+    bar: f64,
     confirmed: &[Trial],
 ) -> Finding {
-    let bar = pattern::bar(trials);
     let wrong = trials.iter().filter(|trial| trial.size <= edge[0] && trial.is_wrong(bar));
     let wrong: Vec<&Trial> = wrong.filter(|trial| trial.size >= LEAST).collect();
     // From all over the range.
