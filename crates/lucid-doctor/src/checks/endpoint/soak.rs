@@ -154,12 +154,17 @@ impl Course {
         (first.zip(last).map_or(0.0, |(first, last)| last - first), self.memory.len().saturating_sub(1))
     }
 
-    /// Whether every block of `size` requests gains memory, and how much it is in all. Memory that every block gains is kept by
-    /// requests; caches fill once.
+    /// Blocks that gained nothing.
+    fn exceptions(&self) -> usize {
+        self.memory.windows(2).filter(|pair| pair[1] <= pair[0]).count()
+    }
+
+    /// Whether every block of `size` requests gains memory, but for one, and how much it is in all. Memory that every block gains is kept by
+    /// requests; caches fill once. A machine that is short of memory takes some back now and then.
     fn grows(&self, size: usize) -> bool {
         let (all, blocks) = self.gained();
         let by_request = all / (blocks.max(1) * size) as f64;
-        let each = self.memory.windows(2).all(|pair| pair[1] > pair[0]);
+        let each = self.exceptions() <= 1;
         blocks >= BLOCKS && each && all >= GAINED && by_request >= GAINED_BY_REQUEST
     }
 
@@ -183,11 +188,13 @@ impl Course {
         Some(
             Finding::new(check, "memory-grows", Severity::Error, "The server's memory grows with every request")
                 .detail(format!(
-                    "{:.0} kB a request: {:.1} MB more after {} small requests, in each of {blocks} blocks (by chance: 1 in {}).",
+                    "{:.0} kB a request: {:.1} MB more after {} small requests, in {} of {blocks} blocks (by chance: 1 in {}).",
                     by_request / 1e3,
                     all / 1e6,
                     blocks * size,
-                    1_u64 << blocks.min(63)
+                    blocks - self.exceptions(),
+                    // Of so many coins, all the same, or all but one.
+                    (1_u64 << blocks.min(63)) / if self.exceptions() == 0 { 1 } else { blocks as u64 + 1 }
                 ))
                 .proof(ProofKind::Number, "process_resident_memory_bytes", format!("{:.0} → {:.0}", self.memory[0], self.memory[blocks]))
                 .suggests("memory-leak", 9.0),
@@ -266,6 +273,8 @@ mod tests {
         assert_eq!(memory(&[100.0, 108.0, 116.0, 124.0, 132.0, 140.0, 148.0]), "endpoint.soak/memory-grows");
         assert_eq!(memory(&[100.0, 160.0, 160.0, 160.0, 160.0, 160.0, 160.0]), "endpoint.soak/memory-steady");
         assert_eq!(memory(&[100.0, 100.1, 100.2, 100.3, 100.4, 100.5, 100.6]), "endpoint.soak/memory-steady");
+        assert_eq!(memory(&[100.0, 108.0, 116.0, 113.0, 121.0, 129.0, 137.0]), "endpoint.soak/memory-grows");
+        assert_eq!(memory(&[100.0, 118.0, 116.0, 134.0, 132.0, 140.0, 148.0]), "endpoint.soak/memory-steady");
         assert_eq!(memory(&[100.0, 120.0]), "", "too few looks");
     }
 

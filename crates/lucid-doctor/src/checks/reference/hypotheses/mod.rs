@@ -102,7 +102,11 @@ impl Check for Hypotheses {
         let overall = over_tokens(examination, &right.kl);
         let subject = examination.subject;
         let threads = subject.threads.or_else(|| std::thread::available_parallelism().ok().map(usize::from));
-        let budget = Budget::new(subject.depth, different || inexact, threads.unwrap_or(1));
+        // A difference that begins somewhere is no mistake of the model: those are everywhere. A server that declares nothing may be nearer than
+        // what is surely different, and farther than honest ones are.
+        let far = if claim.is_some() { inexact } else { mean(&right.kl) >= UNEXPLAINED };
+        let wrong = different || (far && everywhere);
+        let budget = Budget::new(subject.depth, wrong || inexact, threads.unwrap_or(1));
         let mut tried = Tried::new(right, screen, different, claim.is_some(), budget);
         let known = |plant: Option<Plant>| {
             plant.is_none_or(|plant| !subject.unknown.iter().any(|name| name == plant.name()))
@@ -111,8 +115,6 @@ impl Check for Hypotheses {
             hypotheses.into_iter().filter(|hypothesis| known(hypothesis.plant())).collect()
         };
         tried.add_all(examination, known_of(general(claim)))?;
-        // A difference that begins somewhere is no mistake of the model: those are everywhere.
-        let wrong = different || (inexact && everywhere);
         // A bf16 server that is near may be nearer to a model with a slightly wrong scale: no strength is usual there.
         if (wrong || claim.is_none()) && !tried.is_settled() {
             search(examination, &mut tried, &known)?;
@@ -148,7 +150,6 @@ impl Check for Hypotheses {
             return Err(Skip("no hypothesis applies to this checkpoint".to_owned()));
         }
         let fits = tried.fits();
-        let far = if claim.is_some() { inexact } else { mean(&tried.right.kl) >= UNEXPLAINED };
         let mut findings = tried.findings(self.id(), &fits, overall, far && everywhere);
         if !tried.is_explained() {
             findings.extend(alone.map(|(_, finding)| finding));
