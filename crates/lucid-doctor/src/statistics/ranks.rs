@@ -20,7 +20,7 @@ pub fn mann_whitney(left: &[f64], right: &[f64]) -> f64 {
         all.chunk_by(|a, b| a == b).map(|tied| (tied.len() as f64).powi(3) - tied.len() as f64).sum();
     let total = n + m;
     let variance = n * m / 12.0 * (total + 1.0 - ties / (total * (total - 1.0)).max(1.0));
-    if !(variance > 0.0) {
+    if n * m == 0.0 || variance <= 0.0 {
         return 0.0;
     }
     excess.signum() * (excess.abs() - 0.5).max(0.0) / variance.sqrt()

@@ -144,8 +144,8 @@ impl Check for Sizes {
             Pattern::Right | Pattern::Wrong => Vec::new(),
         };
         if undeclared && confirmed.is_empty() {
-            // No single step is far enough: all on one side of a length may be.
-            if let Some(edge) = ranks::edge(&trials) {
+            // No single step is far enough: all on one side of a length may be, or all of a tile's multiples.
+            if let Some(edge) = ranks::parted(&trials) {
                 confirmed = probe.is_parted(examination, &edge);
                 if !confirmed.is_empty() {
                     (found, bar) = (edge.pattern, edge.bar);

@@ -108,24 +108,19 @@ impl Probe {
     /// Fresh prompts near an edge, those of the wrong side, if ranks part them again; empty if they don't. Near it, an honest engine's distances are
     /// alike, however they grow with the length.
     pub(super) fn is_parted(&mut self, examination: &mut Examination<'_>, edge: &Edge) -> Vec<Trial> {
-        let Some((wrong, right, above)) = edge.sides() else { return Vec::new() };
-        let mut ask = |from: usize, shorter: bool| -> Vec<Trial> {
-            let sizes = (0..NEAR).map(|i| {
-                // Up to half as long, or half as long again.
-                let step = i * from / (2 * NEAR);
-                if shorter { from - step } else { from + step }
-            });
-            let sizes: Vec<usize> = sizes.collect();
-            sizes
-                .into_iter()
-                .filter_map(|size| {
-                    examination.step(0, 1, &format!("{size} tokens, once more"));
-                    self.ask(examination, size).ok()
-                })
-                .collect()
-        };
-        let (wrong, right) = (ask(wrong, !above), ask(right, above));
-        if ranks::is_again(&wrong, &right) { wrong } else { Vec::new() }
+        let [mut wrong, right] = edge.sides(NEAR).map(|sizes| {
+            let mut trials = Vec::with_capacity(sizes.len());
+            for size in sizes {
+                examination.step(trials.len(), NEAR, &format!("{size} tokens, once more"));
+                trials.extend(self.ask(examination, size));
+            }
+            trials
+        });
+        if !ranks::is_again(&wrong, &right) {
+            return Vec::new();
+        }
+        wrong.truncate(CONFIRMED);
+        wrong
     }
 
     /// Wrong sizes that are wrong again with fresh texts while their neighbours are right.
