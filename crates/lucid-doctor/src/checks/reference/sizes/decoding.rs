@@ -12,19 +12,22 @@
 use lucid_checkpoint::TokenId;
 
 use super::INNOCENT;
+use super::pattern::{Pattern, Trial};
 use super::probe::{Probe, TOP};
-use crate::evidence::{Examination, FEW_BEYOND, PromptScore, compare, observed};
+use super::ranks;
+use crate::evidence::{Examination, FEW_BEYOND, PositionScore, PromptScore, compare, observed};
 use crate::knowledge::hypotheses;
 use crate::report::html::nats;
 use crate::report::{Finding, ProofKind, Severity};
 use crate::subject::Depth;
 
-/// Divergence of a token at which it may be wrong where no arithmetic is declared, nats, and how many times farther it is than what is usual for
-/// those that are read.
-const WRONG: f64 = 5e-3;
-const APART: f64 = 10.0;
-/// Share of an answer's tokens beyond rounding at which it is suspected.
+/// Share of an answer's tokens beyond rounding at which it is suspected, and its divergence where no arithmetic is declared, nats a token: honest
+/// servers in bfloat16 stay below a tenth of that.
 const MANY_BEYOND: f64 = 0.1;
+const FAR: f64 = 1e-4;
+/// Texts of each length where no arithmetic is declared, so that ranks tell, and fresh ones near an edge.
+const TEXTS: usize = 2;
+const NEAR: usize = 8;
 /// Twins that are right below a length, and wrong above it, at the least.
 const BELOW: usize = 3;
 const ABOVE: usize = 3;
@@ -43,24 +46,27 @@ struct Twin {
 }
 
 impl Twin {
-    fn is_wrong(&self, which: usize, bar: f64) -> bool {
-        self.beyond.map_or(self.kl[which] > bar, |beyond| beyond[which])
+    /// Of a server that declares its arithmetic.
+    fn is_decoded_wrongly(&self) -> bool {
+        self.beyond.is_some_and(|beyond| beyond[1])
     }
 
-    fn is_decoded_wrongly(&self, bar: f64) -> bool {
-        self.is_wrong(1, bar)
+    /// The same for both tokens that are read.
+    fn is_read_wrongly(&self) -> bool {
+        self.beyond.is_some_and(|beyond| beyond[0] || beyond[2])
     }
 
-    fn is_read_wrongly(&self, bar: f64) -> bool {
-        self.is_wrong(0, bar) || self.is_wrong(2, bar)
+    /// What ranks need of the token that was decoded.
+    fn decoded(&self) -> Trial {
+        Trial {
+            size: self.size,
+            kl: self.kl[1],
+            last: PositionScore::default(),
+            beyond: None,
+            exchange: self.exchange,
+            said: Default::default(),
+        }
     }
-}
-
-/// Divergence above which a token is wrong.
-fn bar(twins: &[Twin]) -> f64 {
-    let mut read: Vec<f64> = twins.iter().flat_map(|twin| [twin.kl[0], twin.kl[2]]).collect();
-    read.sort_by(f64::total_cmp);
-    WRONG.max(APART * read.get(read.len() / 2).copied().unwrap_or(0.0))
 }
 
 /// Whether there are answers that no known mistake explains.
@@ -76,7 +82,7 @@ pub(super) fn is_suspected(examination: &Examination<'_>) -> bool {
         let decoded = PromptScore {
             positions: score.positions.iter().filter(|position| position.decoded).copied().collect(),
         };
-        if exact { decoded.beyond() > MANY_BEYOND.max(FEW_BEYOND) } else { decoded.mean_kl() > WRONG }
+        if exact { decoded.beyond() > MANY_BEYOND.max(FEW_BEYOND) } else { decoded.mean_kl() > FAR }
     };
     evidence.threshold || evidence.observed.iter().any(|(_, score)| is_wrong(score))
 }
@@ -108,27 +114,78 @@ pub(super) fn look(
         // Where the model is sure it stays sure, whatever it attends to.
         probe.look_for_unsure_places().ok()?;
     }
-    let lengths = lengths(examination.depth, longest);
-    let mut twins = Vec::new();
-    for (number, &length) in lengths.iter().enumerate() {
+    let exact = examination.evidence.claim.is_some();
+    let texts = if exact { 1 } else { TEXTS };
+    let lengths = lengths(examination.depth, longest).into_iter().flat_map(|length| vec![length; texts]);
+    let twins = ask_all(examination, probe, lengths.collect())?;
+    if exact {
+        by_rounding(check, examination, probe, &twins)
+    } else {
+        by_ranks(check, examination, probe, &twins)
+    }
+}
+
+/// An edge to the rounding of what is declared.
+fn by_rounding(
+    check: &str,
+    examination: &mut Examination<'_>,
+    probe: &mut Probe,
+    twins: &[Twin],
+) -> Option<Finding> {
+    let (right, wrong) = edge(twins)?;
+    let (shortest, last) = (twins.first()?.size, twins.last()?.size);
+    let lengths = [shortest, right.midpoint(shortest), right, wrong, wrong.midpoint(last), last];
+    let fresh = ask_all(examination, probe, lengths.to_vec())?;
+    let is_again =
+        |twin: &Twin| !twin.is_read_wrongly() && (twin.size >= wrong || !twin.is_decoded_wrongly());
+    let shown: Vec<Twin> = fresh.iter().copied().filter(Twin::is_decoded_wrongly).collect();
+    (fresh.len() == lengths.len() && fresh.iter().all(is_again) && shown.len() >= 2)
+        .then(|| finding(check, [right, wrong], &shown))
+}
+
+/// An edge that ranks show, where nobody is held to rounding.
+fn by_ranks(
+    check: &str,
+    examination: &mut Examination<'_>,
+    probe: &mut Probe,
+    twins: &[Twin],
+) -> Option<Finding> {
+    let (edge, [right, wrong]) = parted(twins)?;
+    let [longer, shorter] = edge.sides(NEAR).map(|lengths| ask_all(examination, probe, lengths));
+    let (longer, shorter) = (longer?, shorter?);
+    is_parted_again(&longer, &shorter, edge.bar).then(|| finding(check, [right, wrong], &longer[..2]))
+}
+
+/// The edge that parts what is decoded and not what is read.
+fn parted(twins: &[Twin]) -> Option<(ranks::Edge, [usize; 2])> {
+    let edge = ranks::edge(&twins.iter().map(Twin::decoded).collect::<Vec<_>>())?;
+    let Pattern::Above { right, wrong } = edge.pattern else { return None };
+    let longer: Vec<Twin> = twins.iter().copied().filter(|twin| twin.size >= wrong).collect();
+    is_read_rightly(&longer, edge.bar).then_some((edge, [right, wrong]))
+}
+
+fn is_parted_again(longer: &[Twin], shorter: &[Twin], bar: f64) -> bool {
+    let decoded = |twins: &[Twin]| twins.iter().map(Twin::decoded).collect::<Vec<_>>();
+    longer.len() >= 2 && ranks::is_again(&decoded(longer), &decoded(shorter)) && is_read_rightly(longer, bar)
+}
+
+/// Three quarters of the tokens that are read are nearer than any that counts as wrong.
+fn is_read_rightly(twins: &[Twin], bar: f64) -> bool {
+    let read = || twins.iter().flat_map(|twin| [twin.kl[0], twin.kl[2]]);
+    4 * read().filter(|kl| *kl > bar).count() <= read().count()
+}
+
+/// Twins of these lengths, those that are answered; `None` where patience is at its end.
+fn ask_all(examination: &mut Examination<'_>, probe: &mut Probe, lengths: Vec<usize>) -> Option<Vec<Twin>> {
+    let mut twins = Vec::with_capacity(lengths.len());
+    for (number, length) in lengths.iter().enumerate() {
         examination.step(number, lengths.len(), &format!("an answer after {length} tokens"));
         if examination.out_of_patience().is_some() {
             return None;
         }
-        twins.extend(ask(examination, probe, length));
+        twins.extend(ask(examination, probe, *length));
     }
-    let (right, wrong) = edge(&twins)?;
-    let (shortest, last) = (twins.first()?.size, twins.last()?.size);
-    let mut fresh = Vec::new();
-    for length in [shortest, right.midpoint(shortest), right, wrong, wrong.midpoint(last), last] {
-        examination.step(fresh.len(), 6, &format!("an answer after {length} tokens, once more"));
-        fresh.push(ask(examination, probe, length)?);
-    }
-    let bar = bar(&twins);
-    let wrong_again = fresh.iter().filter(|twin| twin.is_decoded_wrongly(bar)).count();
-    let is_again =
-        |twin: &Twin| !twin.is_read_wrongly(bar) && (twin.size >= wrong || !twin.is_decoded_wrongly(bar));
-    (fresh.iter().all(is_again) && wrong_again >= 2).then(|| finding(check, [right, wrong], &fresh, bar))
+    Some(twins)
 }
 
 /// One context both ways; `None` where the server does not answer, or ends.
@@ -167,18 +224,18 @@ fn follow(
 /// The longest context that answers are written from rightly, and the shortest one that they are not: all shorter ones are right and those
 /// longer wrong, or half of them (where the model is sure it stays sure), and each of them is read rightly.
 fn edge(twins: &[Twin]) -> Option<(usize, usize)> {
-    let bar = bar(twins);
-    if twins.iter().any(|twin| twin.is_read_wrongly(bar)) {
+    if twins.iter().any(Twin::is_read_wrongly) {
         return None;
     }
-    let first = twins.iter().position(|twin| twin.is_decoded_wrongly(bar))?;
+    let first = twins.iter().position(Twin::is_decoded_wrongly)?;
     let (below, above) = twins.split_at(first);
-    let wrong = above.iter().filter(|twin| twin.is_decoded_wrongly(bar)).count();
-    (below.len() >= BELOW && wrong >= ABOVE && 2 * wrong >= above.len())
-        .then(|| Some((below.last()?.size, above.first()?.size)))?
+    let wrong = above.iter().filter(|twin| twin.is_decoded_wrongly()).count();
+    let is_edge = below.len() >= BELOW && wrong >= ABOVE && 2 * wrong >= above.len();
+    Some((below.last()?.size, above.first()?.size)).filter(|_| is_edge)
 }
 
-fn finding(check: &str, [right, wrong]: [usize; 2], fresh: &[Twin], bar: f64) -> Finding {
+/// `shown`: fresh twins of which the decoded one is wrong.
+fn finding(check: &str, [right, wrong]: [usize; 2], shown: &[Twin]) -> Finding {
     let title =
         format!("Answers after more than {right} tokens are not written from all that stands before them");
     let finding = Finding::new(check, "partial-context", Severity::Error, title)
@@ -201,7 +258,7 @@ fn finding(check: &str, [right, wrong]: [usize; 2], fresh: &[Twin], bar: f64) ->
         .filter(|cause| *cause != "kv-cache-scales")
         .fold(finding, |finding, cause| finding.suggests(cause, -6.0))
         .suggests("kv-cache-scales", -12.0);
-    fresh.iter().filter(|twin| twin.is_decoded_wrongly(bar)).fold(finding, |finding, twin| {
+    shown.iter().fold(finding, |finding, twin| {
         let numbers = format!(
             "after {} tokens: {} nats from the reference where it was decoded, {} where it was read",
             twin.size,
@@ -215,28 +272,41 @@ fn finding(check: &str, [right, wrong]: [usize; 2], fresh: &[Twin], bar: f64) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::statistics::Random;
 
-    /// Twins at all lengths of a quick look, by what is wrong there: (what is decoded, what is read).
+    /// Twins at all lengths of a quick look, by what is wrong there: (what is decoded, what is read). What is wrong is farther by a factor
+    /// of a thousand, in noise of a factor of 400.
     fn twins(exact: bool, at: impl Fn(usize) -> (bool, bool)) -> Vec<Twin> {
-        let twin = |size| {
+        let mut random = Random::new(7);
+        let mut twin = |size| {
             let (decoded, read) = at(size);
-            let kl = |is_wrong: bool| if is_wrong { 0.1 } else { 1e-6 };
+            let mut kl = |is_wrong: bool| {
+                let noise = (6.0 * (random.below(1_000) as f64 / 1_000.0 - 0.5)).exp();
+                if is_wrong { 1e-3 * noise } else { 1e-6 * noise }
+            };
             Twin {
                 size,
-                kl: [1e-6, kl(decoded), kl(read)],
+                kl: [kl(false), kl(decoded), kl(read)],
                 beyond: exact.then_some([false, decoded, read]),
                 exchange: 1,
             }
         };
-        lengths(Depth::Quick, 4_096).into_iter().map(twin).collect()
+        let texts = if exact { 1 } else { TEXTS };
+        let lengths = lengths(Depth::Quick, 4_096).into_iter().flat_map(|length| vec![length; texts]);
+        lengths.map(&mut twin).collect()
     }
 
     #[test]
     fn answers_beyond_a_length_are_told_from_everything_else() {
         for exact in [true, false] {
-            let found = |at: &dyn Fn(usize) -> (bool, bool)| edge(&twins(exact, at));
-            let (right, wrong) = found(&|size| (size > 128, false)).unwrap();
-            assert!(right <= 128 && wrong > 128, "{right} {wrong}");
+            let found = |at: &dyn Fn(usize) -> (bool, bool)| {
+                let twins = twins(exact, at);
+                if exact { edge(&twins) } else { parted(&twins).map(|(_, [right, wrong])| (right, wrong)) }
+            };
+            for lost in [128, 256] {
+                let (right, wrong) = found(&|size| (size > lost, false)).unwrap();
+                assert!(right <= lost && wrong > lost, "{right} {wrong}");
+            }
             assert_eq!(found(&|_| (false, false)), None, "what is written wrongly shows in neither");
             assert_eq!(found(&|_| (true, false)), None, "another scale is wrong at every length");
             assert_eq!(
@@ -244,25 +314,31 @@ mod tests {
                 None,
                 "entries that are wrong are read so too"
             );
-            assert_eq!(
-                found(&|size| (size > 128, size > 400)),
-                None,
-                "pages that hold something else, now and then"
-            );
-            assert_eq!(found(&|size| (size == 60, false)), None, "one");
+            assert_eq!(found(&|size| (size == 56, false)), None, "one");
         }
+        let now_and_then = twins(true, |size| (size > 128, size > 400));
+        assert_eq!(edge(&now_and_then), None, "pages that hold something else, now and then");
+    }
+
+    #[test]
+    fn fresh_twins_have_to_show_it_again() {
+        let of = |decoded, read| twins(false, |_| (decoded, read));
+        let again = |longer: Vec<Twin>, shorter: Vec<Twin>| is_parted_again(&longer, &shorter, 3e-5);
+        assert!(again(of(true, false), of(false, false)));
+        assert!(!again(of(false, false), of(false, false)));
+        assert!(!again(of(true, true), of(false, false)), "read wrongly as well");
     }
 
     #[test]
     fn what_attends_is_to_blame_and_no_entry() {
-        let twins = twins(true, |size| (size > 128, false));
-        let finding = finding("reference.sizes", [120, 160], &twins, bar(&twins));
+        let shown = &twins(true, |_| (true, false))[..2];
+        let finding = finding("reference.sizes", [120, 160], shown);
         assert_eq!(
             (finding.severity, finding.suggested_cause()),
             (Severity::Error, Some("attention-kernel"))
         );
         let weight = |cause: &str| finding.suggests.iter().find(|s| s.cause == cause).map(|s| s.weight);
         assert!(weight("kv-cache-scales") < Some(-8.0) && weight("size-threshold") < Some(-8.0));
-        assert_eq!(finding.evidence.len(), twins.iter().filter(|twin| twin.size > 128).count());
+        assert_eq!(finding.evidence.len(), 2);
     }
 }

@@ -75,7 +75,7 @@ fn multiples(trials: &[Trial]) -> Option<Edge> {
 }
 
 /// The cut that parts the trials best, if it does; they stand in the order of their sizes.
-fn edge(trials: &[Trial]) -> Option<Edge> {
+pub(super) fn edge(trials: &[Trial]) -> Option<Edge> {
     let kl: Vec<f64> = trials.iter().map(|trial| trial.kl).collect();
     let least = RIGHT.min(WRONG);
     let cuts = least..(kl.len() + 1).saturating_sub(least);
