@@ -50,9 +50,12 @@ macro_rules! tiles {
 
         /// `Q` queries by `C` vectors of columns.
         ///
+        /// A function of its own: inside its caller, what the compiler keeps in registers beside the sums depends on everything around
+        /// it, and once two sums were in memory, which doubled the time.
+        ///
         /// # Safety
         /// The CPU has the unit; all of it is inside the buffers.
-        #[inline]
+        #[inline(never)]
         #[target_feature(enable = $features)]
         unsafe fn tile<V: Load, const Q: usize, const C: usize>(
             sizes: Sizes<'_>,
