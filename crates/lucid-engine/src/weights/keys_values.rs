@@ -41,7 +41,6 @@ impl KeysAndValues {
     }
 
     /// The matrix that value rows `[_, L]` stand in, and which of its rows are a head's `value` ones.
-    #[must_use]
     pub fn values(&self, nope: usize, value: usize) -> (&Matrix, impl Fn(usize) -> Range<usize> + use<>) {
         let (matrix, before) = match self {
             KeysAndValues::Joined { kv_b, .. } => (kv_b, nope),
