@@ -6,6 +6,7 @@ use crate::{Dtype, Error, Matrix, Packed};
 mod gguf;
 mod scaled;
 
+pub use gguf::join_keys_and_values;
 pub(crate) use gguf::keys_and_values;
 
 const SUPPORTED: &str = "BF16, F16, F32 and F8_E4M3 without scales; NVFP4 of ModelOpt and of compressed-tensors; INT4 of compressed-tensors (symmetric groups); F8_E4M3 with weight_scale_inv (blocks); GGUF types Q2_K to Q8_0, IQ4_NL, IQ4_XS, MXFP4 and NVFP4";

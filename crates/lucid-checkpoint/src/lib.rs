@@ -35,5 +35,6 @@ pub use float8::{E4M3, e4m3_to_f32, e8m0_to_f32, f32_to_e4m3};
 pub use float16::{bf16_to_f32, f16_to_f32};
 pub use generation::Generation;
 pub use inspect::{Inspection, LayoutTotal, ModuleGroup, TensorRow, inspect};
+pub use layout::join_keys_and_values;
 pub use matrix::{Layout, Matrix, Packed, ScaleType, Scales};
 pub use token::TokenId;

@@ -329,25 +329,23 @@ fn a_coarse_bias_is_what_bfloat16_leaves_of_it() {
     }
 }
 
+/// The log-probabilities of three greedy tokens after a prompt.
+fn answered(engine: &Engine, prompt: &[TokenId]) -> Vec<f32> {
+    let (sender, events) = channel();
+    let request = Request { prompt: prompt.to_vec(), max_tokens: 3, logprobs: Some(0), ..Request::default() };
+    engine.submit(request, move |event| sender.send(event).is_ok()).unwrap();
+    let scored = events.into_iter().filter_map(|event| match event {
+        Event::Token { logprobs, .. } => logprobs.map(|logprobs| logprobs.token.logprob),
+        _ => None,
+    });
+    scored.collect()
+}
+
 #[test]
 fn a_part_of_the_context_is_lost_to_late_answers_alone() {
     // Positions up to 128 are right, and pages are 64 tokens: the second of them is lost.
     let text = tokens(&names_by_length().into_iter().find(|(length, _)| *length > 200).unwrap().1);
-    let written = |engine: &Engine, prompt: usize| {
-        let (sender, events) = channel();
-        let request = Request {
-            prompt: text[..prompt].to_vec(),
-            max_tokens: 3,
-            logprobs: Some(0),
-            ..Request::default()
-        };
-        engine.submit(request, move |event| sender.send(event).is_ok()).unwrap();
-        let scored = events.into_iter().filter_map(|event| match event {
-            Event::Token { logprobs, .. } => logprobs.map(|logprobs| logprobs.token.logprob),
-            _ => None,
-        });
-        scored.collect::<Vec<f32>>()
-    };
+    let written = |engine: &Engine, prompt: usize| answered(engine, &text[..prompt]);
     let (right, broken) = (engine(None), engine(Some(Plant::DecodeContextShardLost.into())));
     assert_eq!(written(&right, 100), written(&broken, 100), "too short");
     let (expected, found) = (written(&right, 200), written(&broken, 200));
@@ -375,20 +373,7 @@ fn later_chunks_of_a_prompt_are_merged_wrongly() {
     let first = |plant: Option<Planted>, step: usize, prompt: usize| {
         let semantics = SemanticsOptions { plant, ..SemanticsOptions::default() };
         let options = EngineOptions { semantics, max_step_tokens: Some(step), ..EngineOptions::default() };
-        let engine = Engine::start(&canary(), &options).unwrap();
-        let (sender, events) = channel();
-        let request = Request {
-            prompt: text[..prompt].to_vec(),
-            max_tokens: 3,
-            logprobs: Some(0),
-            ..Request::default()
-        };
-        engine.submit(request, move |event| sender.send(event).is_ok()).unwrap();
-        let scored = events.into_iter().filter_map(|event| match event {
-            Event::Token { logprobs, .. } => logprobs.map(|logprobs| logprobs.token.logprob),
-            _ => None,
-        });
-        scored.collect::<Vec<f32>>()
+        answered(&Engine::start(&canary(), &options).unwrap(), &text[..prompt])
     };
     let broken = Some(Planted::from(Plant::ChunkedContextMerge));
     assert_eq!(first(None, 1_024, 180), first(broken, 1_024, 180), "one step, and answers step by step");

@@ -35,27 +35,33 @@ pub(super) fn key_value_matrix(
     if (rows, cols) != (heads * (nope + value), latent) {
         return Err(checkpoint.missing(&format!("{module}.weight")));
     }
-    let mut values = vec![0f32; rows * cols];
+    Ok(Some(join_keys_and_values(&k, &v)))
+}
+
+/// `kv_b` `[A (N + V), L]` in F32 from its halves: keys `[A L, N]`, transposed per head, and values `[A V, L]`.
+#[must_use]
+pub fn join_keys_and_values(keys: &Matrix, values: &Matrix) -> Matrix {
+    let (latent, nope) = (values.cols, keys.cols);
+    let heads = keys.rows / latent.max(1);
+    let value = values.rows / heads.max(1);
+    let rows = heads * (nope + value);
+    let mut joined = vec![0f32; rows * latent];
     let mut row = vec![0f32; nope];
-    for (head, out) in values.chunks_exact_mut((nope + value) * latent).enumerate() {
-        let (keys, rest) = out.split_at_mut(nope * latent);
+    for (head, out) in joined.chunks_exact_mut(((nope + value) * latent).max(1)).enumerate() {
+        let (of_keys, of_values) = out.split_at_mut(nope * latent);
         for c in 0..latent {
-            k.decode_row(head * latent + c, &mut row);
+            keys.decode_row(head * latent + c, &mut row);
             for (d, &x) in row.iter().enumerate() {
-                keys[d * latent + c] = x;
+                of_keys[d * latent + c] = x;
             }
         }
-        for (j, out) in rest.chunks_exact_mut(latent).enumerate() {
-            v.decode_row(head * value + j, out);
+        for (j, out) in of_values.chunks_exact_mut(latent).enumerate() {
+            values.decode_row(head * value + j, out);
         }
     }
-    let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-    Ok(Some(Matrix {
-        name: format!("{} and v_b_proj", k.name),
-        rows,
-        cols,
-        packed: Packed::F32(Bytes::from(bytes)),
-    }))
+    let bytes: Vec<u8> = joined.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let name = format!("{} and {}", keys.name, values.name);
+    Matrix { name, rows, cols: latent, packed: Packed::F32(Bytes::from(bytes)) }
 }
 
 /// `attn_k_b` `[A L, N]` and `attn_v_b` `[A V, L]` of an attention, if a file holds them.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lucid_checkpoint::{Bytes, Matrix, Packed, ScaleType, Scales};
+use lucid_checkpoint::{Bytes, Matrix, Packed, ScaleType, Scales, join_keys_and_values};
 
 use super::{narrow, pack_exactly};
 
@@ -72,7 +72,7 @@ impl KeysAndValues {
     pub fn to_joined(&self) -> Matrix {
         match self {
             KeysAndValues::Joined { kv_b, .. } => kv_b.clone(),
-            KeysAndValues::Split { keys, values } => join(keys, values),
+            KeysAndValues::Split { keys, values } => narrow(join_keys_and_values(keys, values)),
         }
     }
 
@@ -83,7 +83,7 @@ impl KeysAndValues {
             KeysAndValues::Joined { kv_b, keys } => (kv_b.clone(), keys.clone()),
             KeysAndValues::Split { keys, values } => {
                 let (heads, nope, value) = sizes(keys, values);
-                let kv_b = join(keys, values);
+                let kv_b = narrow(join_keys_and_values(keys, values));
                 let keys = transpose_keys(&kv_b, heads, nope, value);
                 (kv_b, keys)
             }
@@ -103,29 +103,6 @@ impl KeysAndValues {
 fn sizes(keys: &Matrix, values: &Matrix) -> (usize, usize, usize) {
     let heads = keys.rows / values.cols.max(1);
     (heads, keys.cols, values.rows / heads.max(1))
-}
-
-/// `[A L, N]` and `[A V, L]` as `[A (N + V), L]`, in bf16 if that is exact, else in f32.
-fn join(keys: &Matrix, values: &Matrix) -> Matrix {
-    let latent = values.cols;
-    let (heads, nope, value) = sizes(keys, values);
-    let mut joined = vec![0f32; heads * (nope + value) * latent];
-    let mut row = vec![0f32; nope];
-    for (head, out) in joined.chunks_exact_mut((nope + value) * latent).enumerate() {
-        let (of_keys, of_values) = out.split_at_mut(nope * latent);
-        for l in 0..latent {
-            keys.decode_row(head * latent + l, &mut row);
-            for (n, &x) in row.iter().enumerate() {
-                of_keys[n * latent + l] = x;
-            }
-        }
-        for (v, out) in of_values.chunks_exact_mut(latent).enumerate() {
-            values.decode_row(head * value + v, out);
-        }
-    }
-    let bytes: Vec<u8> = joined.iter().flat_map(|x| x.to_le_bytes()).collect();
-    let (name, rows) = (format!("{} and {}", keys.name, values.name), heads * (nope + value));
-    narrow(Matrix { name, rows, cols: latent, packed: Packed::F32(Bytes::from(bytes)) })
 }
 
 /// `[A (N + V), L]` to `[A L, N]`: per head the N key rows, transposed. FP8 in blocks stays so where blocks and heads begin together;
@@ -182,9 +159,27 @@ fn transpose_f8_keys(kv_b: &Matrix, heads: usize, nope: usize, value: usize) -> 
 
 #[cfg(test)]
 mod tests {
-    use lucid_checkpoint::Layout;
+    use lucid_checkpoint::{Checkpoint, Files, Layout};
 
     use super::*;
+    use crate::weights::Weights;
+
+    /// What llama.cpp's converter and quantizer wrote: keys of a type that rows of 128 allow, values of another.
+    #[test]
+    fn quantized_halves_of_a_file_stay_as_stored() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/canary-gguf");
+        let checkpoint = Checkpoint::open(Files::open(&folder).unwrap()).unwrap();
+        let config = checkpoint.config().clone();
+        let (heads, latent) = (config.num_attention_heads, config.kv_lora_rank);
+        for layer in Weights::load(&checkpoint, None).unwrap().layers {
+            let KeysAndValues::Split { keys, values } = &layer.attention.keys_values else {
+                panic!("joined")
+            };
+            assert!(matches!((&keys.packed, &values.packed), (Packed::Gguf { .. }, Packed::Gguf { .. })));
+            assert_eq!([keys.rows, keys.cols], [heads * latent, config.qk_nope_head_dim]);
+            assert_eq!([values.rows, values.cols], [heads * config.v_head_dim, latent]);
+        }
+    }
 
     /// Against the decoded values, head by head.
     #[test]
